@@ -1,0 +1,82 @@
+"""What every model checks of its config and its input, so that a wrong value is named where it was written."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from torch import Tensor
+
+from vitreous.errors import VitreousError
+
+Size = int | tuple[int, int]  # one number is a square
+Grid = tuple[int, int]  # (rows, cols)
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """(height, width) of a size."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def require(condition: object, config: object, field: str, problem: str) -> None:
+    """Raise unless `condition` holds, naming the config, the field, its value and what is allowed."""
+    if not condition:
+        raise VitreousError(f"{type(config).__name__}.{field} = {getattr(config, field)!r}: {problem}")
+
+
+def check_fields(config: Any) -> None:
+    """Hold every field of a dataclass against its annotation, and turn sizes into pairs."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.type == Size:
+            # A list comes from JSON; a pair is stored as a tuple so that configs compare and hash.
+            value = tuple(value) if isinstance(value, list | tuple) else (value, value)
+            ok = len(value) == 2 and all(_matches(v, int) and v > 0 for v in value)
+            require(ok, config, field.name, "expected a positive integer, or a pair of them (height, width)")
+            object.__setattr__(config, field.name, value)
+        else:
+            require(_matches(value, field.type), config, field.name, f"expected {_describe(field.type)}")
+
+
+def check_images(images: Tensor, channels: int) -> None:
+    """Images are (B, C, H, W) in floating point."""
+    if images.ndim != 4 or images.shape[1] != channels:
+        raise VitreousError(f"images: expected (batch, {channels}, height, width), got {tuple(images.shape)}")
+    if not images.is_floating_point():
+        raise VitreousError(
+            f"images: expected floating-point pixels, not {images.dtype}: scale and normalise them first"
+        )
+
+
+def pick_layers(layers: Sequence[int], count: int) -> list[int]:
+    """Indices from 0, negative ones counted from the end."""
+    if wrong := [i for i in layers if not -count <= i < count]:
+        raise VitreousError(f"layers: {wrong} not among the {count} there are; use {-count} to {count - 1}")
+    return [i % count for i in layers]
+
+
+def _matches(value: object, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin in (UnionType, Union):
+        return any(_matches(value, option) for option in get_args(kind))
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_matches(v, get_args(kind)[0]) for v in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124 (NaN)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin in (UnionType, Union):
+        return " or ".join(_describe(option) for option in get_args(kind))
+    if origin is Literal:
+        return "one of " + ", ".join(repr(option) for option in get_args(kind))
+    if origin is tuple:
+        return f"a tuple of {_describe(get_args(kind)[0])}"
+    names = {int: "an integer", float: "a number", bool: "True or False", type(None): "None"}
+    return names.get(kind, f"a {getattr(kind, '__name__', kind)}")

@@ -1,0 +1,170 @@
+"""What a model costs at a size, before it is built: parameters, arithmetic, memory.
+
+FLOPs are 2 for each multiply-add, of one forward pass over one image; a training step takes three times as many.
+They count matrix products and convolutions, as torch's FlopCounterMode does.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from vitreous.models.checks import Size, pair
+from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
+from vitreous.models.vit import VisionTransformer, ViTConfig
+from vitreous.models.zoo import build
+
+
+@dataclass(frozen=True)
+class Flops:
+    backbone: int  # a hybrid's or BiT's convolutions
+    patches: int  # the projection E of equation 1
+    attention: int  # equation 2
+    mlp: int  # equation 3
+    head: int  # pooling by attention, the pre-training head's layer, the classifier
+
+    @property
+    def total(self) -> int:
+        return self.backbone + self.patches + self.attention + self.mlp + self.head
+
+
+@dataclass(frozen=True)
+class Cost:
+    config: ViTConfig | BiTConfig
+    size: tuple[int, int]
+    flops: Flops
+    grid: tuple[int, int]  # (rows, cols) of patches; of BiT's last map
+
+    @property
+    def training_flops(self) -> int:
+        """One image's share of a training step: forward, and backward at twice its price."""
+        return 3 * self.flops.total
+
+    @property
+    def tokens(self) -> int:
+        """Patches, the paper's N. A CNN has none."""
+        return math.prod(self.grid) if isinstance(self.config, ViTConfig) else 0
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of patches: what global attention compares."""
+        return math.comb(self.tokens, 2)
+
+    @property
+    def pixel_pairs(self) -> int:
+        """Pairs of pixels: what it would compare without patches."""
+        return math.comb(math.prod(self.size), 2)
+
+    @cached_property
+    def parameters(self) -> int:
+        with torch.device("meta"):
+            return sum(p.numel() for p in build(self.config).parameters())
+
+    @property
+    def activation_bytes(self) -> int:
+        """What one image's forward in fp32 keeps for the backward of a training step: fused attention, no activation
+        checkpointing."""
+        if isinstance(self.config, ViTConfig):
+            return _vit_activations(self.config, self.size)
+        return _resnet_activations(self.config, self.config.channels, self.size)
+
+
+def cost(model: VisionTransformer | BiT | ViTConfig | BiTConfig, size: Size | None = None) -> Cost:
+    """The cost of a model or config for images of `size`, by default its own."""
+    config = model if isinstance(model, ViTConfig | BiTConfig) else model.config
+    height, width = pair(config.image_size if size is None else size)
+    if isinstance(config, ViTConfig):
+        return Cost(config, (height, width), _vit_flops(config, (height, width)), config.grid_at((height, width)))
+    head = 2 * config.out_width * config.num_classes
+    convolutions = _resnet_flops(config, config.channels, (height, width))
+    return Cost(config, (height, width), Flops(convolutions, 0, 0, 0, head), config.grid_at((height, width)))
+
+
+def _vit_flops(c: ViTConfig, size: tuple[int, int]) -> Flops:
+    rows, cols = c.grid_at(size)
+    D, M, N = c.width, c.mlp_dim or 0, rows * cols
+    T = c.prefix + N
+    inputs = c.channels if c.backbone is None else c.backbone.out_width
+    products = 4 * T * D * D + 2 * T * T * D  # q, k, v and the projection; q k and its product with v
+    if c.position == "relative":
+        products += N * (2 * rows - 1) * (2 * cols - 1) * D
+    mlp = (3 if c.mlp == "swiglu" else 2) * T * D * M
+    vectors = T if c.pool == "none" else 1
+    head = vectors * (c.representation_size or D) * c.num_classes + vectors * D * (c.representation_size or 0)
+    if c.pool == "map":
+        head += 2 * D * D + 2 * N * D * D + 2 * N * D + 2 * D * M  # q and projection; k, v; attention; its MLP
+    return Flops(
+        backbone=0 if c.backbone is None else _resnet_flops(c.backbone, c.channels, size),
+        patches=2 * N * D * inputs * math.prod(pair(c.patch_size)),
+        attention=2 * c.depth * products,
+        mlp=2 * c.depth * mlp,
+        head=2 * head,
+    )
+
+
+def _units(c: ResNetConfig, size: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
+    """Of every bottleneck: cells of the map that goes in, cells that come out, channels in, channels inside."""
+    grid = ResNetConfig((), stem=c.stem).grid_at(size)
+    width = c.stem_width
+    for stage, units in enumerate(c.blocks):
+        mid = c.stem_width * 2**stage
+        for unit in range(units):
+            entry, stride = grid, 2 if stage and not unit else 1
+            grid = (-(-grid[0] // stride), -(-grid[1] // stride))
+            yield math.prod(entry), math.prod(grid), width, mid
+            width = 4 * mid
+
+
+def _stem_cells(c: ResNetConfig, size: tuple[int, int]) -> int:
+    return math.prod(size if c.stem == "small" else (-(-n // 2) for n in size))
+
+
+def _resnet_flops(c: ResNetConfig, channels: int, size: tuple[int, int]) -> int:
+    total = _stem_cells(c, size) * (9 if c.stem == "small" else 49) * channels * c.stem_width
+    for entry, cells, inputs, mid in _units(c, size):
+        projected = inputs != 4 * mid or entry != cells
+        total += entry * inputs * mid + cells * (9 * mid * mid + mid * 4 * mid + projected * inputs * 4 * mid)
+    return 2 * total
+
+
+def _vit_activations(c: ViTConfig, size: tuple[int, int]) -> int:
+    """Bytes, from what each operation saves. Per token and layer, in units of D: what both norms read (2) and give
+    (2), q, k and v (3), attention's output (1); then the MLP's hidden layer before and after its activation."""
+    rows, cols = c.grid_at(size)
+    D, M, N = c.width, c.mlp_dim or 0, rows * cols
+    T = c.prefix + N
+    layer = 8 * D + (4 if c.mlp == "swiglu" else 2) * M + 4 + c.heads  # the norms' statistics, the softmax's sums
+    if c.layer_scale is not None:
+        layer += 2 * D
+    if c.qk_norm:
+        layer += 3 * D + 4 * c.heads
+    if c.position == "relative":  # a bias that learns takes attention off its fused path
+        layer += 4 * D + 5 * c.heads * T
+    elements = c.depth * T * layer + T * D * (2 if c.pool == "token" else 1)  # what the final norm reads; its view
+    if c.pool == "map":
+        elements += N * (D + 2 * D) + 4 * D + 2 * M
+    masks = T * D + c.depth * T * (2 * D + M) if c.dropout else 0  # a byte each, as on CUDA
+    image = 4 * c.channels * math.prod(size)
+    stem = image if c.backbone is None else _resnet_activations(c.backbone, c.channels, size)
+    return stem + 4 * elements + masks
+
+
+def _resnet_activations(c: ResNetConfig, channels: int, size: tuple[int, int]) -> int:
+    """Bytes: the inputs of convolutions and norms, the outputs of ReLUs, the places the max-pool took."""
+    post, stem = c.activation == "post", _stem_cells(c, size) * c.stem_width
+    elements = channels * math.prod(size) + stem * (2 if post else 1)
+    if c.stem == "imagenet":
+        pooled = math.prod(ResNetConfig(()).grid_at(size)) * c.stem_width
+        elements += 2 * pooled + (stem if post else 0)  # 8-byte indices; the padded copy
+    for entry, cells, inputs, mid in _units(c, size):
+        inside = 2 * mid * entry + 2 * mid * cells
+        if post:
+            projected = inputs != 4 * mid or entry != cells
+            elements += entry * inputs + inside + 4 * mid * cells * (2 if projected else 1)
+            elements += mid * entry if entry != cells else 0  # the padded copy
+        else:
+            elements += 2 * entry * inputs + inside
+    last = math.prod(c.grid_at(size)) * c.out_width
+    return 4 * (elements + last * (1 if post else 2))

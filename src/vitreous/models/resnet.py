@@ -1,0 +1,246 @@
+"""BiT: ResNets with group normalisation and weight-standardised convolutions.
+
+Two orders of the same bottleneck unit exist, and published weights for both:
+
+    activation="pre"   ResNet-v2, the paper's CNN baseline: norm and ReLU come before each convolution
+    activation="post"  ResNet-v1, the backbone of the hybrids (with a head: big_vision's `bit`)
+
+Each keeps the numerics its weights were trained with: how a kernel is standardised, the epsilon of its norms, where
+a strided convolution and the max-pool put their padding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitreous.models.checks import Grid, Size, check_fields, check_images, pick_layers, require
+from vitreous.models.init import lecun_normal_, reset_head_
+
+GROUPS = 32
+BLOCKS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """The body of a ResNet, from a bare stem (`blocks=()`) to four stages."""
+
+    blocks: tuple[int, ...] = BLOCKS[50]  # bottleneck units in each stage
+    width_factor: float = 1.0  # x1 is 64 channels at the stem
+    activation: Literal["pre", "post"] = "pre"
+    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 stride 2 and a max-pool; or 3x3 stride 1, for images < 96 px
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        check_fields(self)
+        require(len(self.blocks) <= 4 and all(n > 0 for n in self.blocks), self, "blocks", "at most 4 positive counts")
+        require(
+            self.stem_width > 0 and self.stem_width % GROUPS == 0,
+            self,
+            "width_factor",
+            f"64 x width_factor must be a positive multiple of the {GROUPS} groups, so a multiple of 0.5",
+        )
+
+    @property
+    def stem_width(self) -> int:
+        return int(64 * self.width_factor)
+
+    @property
+    def out_width(self) -> int:
+        """Channels of the last map."""
+        return self.stem_width << len(self.blocks) + 1 if self.blocks else self.stem_width
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one cell of the last map to the next."""
+        return (4 if self.stem == "imagenet" else 1) << max(len(self.blocks) - 1, 0)
+
+    def grid_at(self, size: tuple[int, int]) -> Grid:
+        """(rows, cols) of the last map. Every halving rounds up, in both orders."""
+        return -(-size[0] // self.stride), -(-size[1] // self.stride)
+
+
+@dataclass(frozen=True)
+class BiTConfig(ResNetConfig):
+    """A ResNet with a classifier. Every size works; `image_size` is the one it is meant for."""
+
+    image_size: Size = 224
+    channels: int = 3
+    num_classes: int = 1000  # 0: no head, features out
+    head_bias: float = 0.0  # initial bias of the head; its weights start at zero
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.channels > 0, self, "channels", "must be positive")
+        require(self.num_classes >= 0, self, "num_classes", "must be 0 (features) or more")
+
+
+def same_pad(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """TensorFlow's SAME padding: as little as reaches ceil(size / stride) cells, the odd pixel at the far side."""
+    total = [max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]]
+    if not any(total):
+        return x
+    (top, bottom), (left, right) = [(t // 2, t - t // 2) for t in total]
+    return F.pad(x, (left, right, top, bottom), value=value)
+
+
+class StdConv(nn.Conv2d):
+    """A convolution that standardises its kernel, for each output channel, on every call."""
+
+    def __init__(self, config: ResNetConfig, inputs: int, outputs: int, kernel: int, stride: int = 1):
+        self.post = config.activation == "post"
+        self.asymmetric = self.post and stride > 1
+        super().__init__(inputs, outputs, kernel, stride, 0 if self.asymmetric else kernel // 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(self.weight.float(), dim=(1, 2, 3), correction=0, keepdim=True)
+        deviation = variance.sqrt() + 1e-5 if self.post else (variance + 1e-10).sqrt()
+        weight = ((self.weight - mean) / deviation).to(self.weight.dtype)
+        if self.asymmetric:
+            x = same_pad(x, self.kernel_size[0], self.stride[0])
+        return F.conv2d(x, weight, stride=self.stride, padding=self.padding)
+
+
+def group_norm(config: ResNetConfig, channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(GROUPS, channels, eps=1e-6 if config.activation == "post" else 1e-5)
+
+
+class Stem(nn.Module):
+    def __init__(self, config: ResNetConfig, channels: int):
+        super().__init__()
+        self.post = config.activation == "post"
+        self.small = config.stem == "small"
+        kernel, stride = (3, 1) if self.small else (7, 2)
+        self.conv = StdConv(config, channels, config.stem_width, kernel, stride)
+        self.norm = group_norm(config, config.stem_width) if self.post else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        if self.norm is not None:
+            x = F.relu(self.norm(x))
+        if self.small:
+            return x
+        if self.post:
+            return F.max_pool2d(same_pad(x, 3, 2, value=float("-inf")), 3, 2)
+        return F.max_pool2d(x, 3, 2, padding=1)
+
+
+class Unit(nn.Module):
+    """A bottleneck: 1x1 down to `mid` channels, 3x3, 1x1 up to four times as many, plus a shortcut."""
+
+    def __init__(self, config: ResNetConfig, inputs: int, mid: int, stride: int):
+        super().__init__()
+        self.post = config.activation == "post"
+        outputs = 4 * mid
+        self.conv1 = StdConv(config, inputs, mid, 1)
+        self.conv2 = StdConv(config, mid, mid, 3, stride)
+        self.conv3 = StdConv(config, mid, outputs, 1)
+        # A norm stands behind its convolution in v1, in front of it in v2.
+        widths = (mid, mid, outputs) if self.post else (inputs, mid, mid)
+        self.norm1, self.norm2, self.norm3 = (group_norm(config, width) for width in widths)
+        project = inputs != outputs or stride != 1
+        self.conv_proj = StdConv(config, inputs, outputs, 1, stride) if project else None
+        self.norm_proj = group_norm(config, outputs) if project and self.post else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._post(x) if self.post else self._pre(x)
+
+    def _pre(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(x))
+        if self.conv_proj is not None:
+            x = self.conv_proj(y)
+        y = self.conv1(y)
+        y = self.conv2(F.relu(self.norm2(y)))
+        x = self.conv3(F.relu(self.norm3(y))) + x
+        return x
+
+    def _post(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        if self.conv_proj is not None and self.norm_proj is not None:
+            x = self.norm_proj(self.conv_proj(x))
+        return F.relu(y + x)
+
+
+def recompute(module: nn.Module, *inputs: object) -> Tensor:
+    """Run a module, keeping its inputs alone for the backward pass: activation checkpointing."""
+    output: Tensor = checkpoint(module, *inputs, use_reentrant=False)
+    return output
+
+
+class ResNet(nn.Module):
+    """Images to the last feature map."""
+
+    def __init__(self, config: ResNetConfig, channels: int = 3):
+        super().__init__()
+        self.channels = channels
+        self.stem = Stem(config, channels)
+        self.stages = nn.ModuleList()
+        width = config.stem_width
+        for stage, units in enumerate(config.blocks):
+            mid = config.stem_width * 2**stage
+            strides = [1 if stage == 0 else 2] + [1] * (units - 1)
+            inputs = [width] + [4 * mid] * (units - 1)
+            self.stages.append(nn.Sequential(*(Unit(config, i, mid, s) for i, s in zip(inputs, strides, strict=True))))
+            width = 4 * mid
+        # v2 leaves its last sum unnormalised.
+        self.norm = group_norm(config, width) if config.activation == "pre" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for module in self.modules():
+            if isinstance(module, StdConv):
+                lecun_normal_(module)
+            elif isinstance(module, nn.GroupNorm):
+                module.reset_parameters()
+            elif isinstance(module, Unit) and module.post:
+                nn.init.zeros_(module.norm3.weight)  # a unit starts as its shortcut
+
+    def stage_maps(self, images: Tensor, checkpoint_activations: bool) -> list[Tensor]:
+        """The map after each stage, or after the stem where there is no stage; the last one normalised."""
+        check_images(images, self.channels)
+        x = self.stem(images)
+        maps = []
+        for stage in self.stages:
+            for unit in stage:  # type: ignore[attr-defined]
+                x = recompute(unit, x) if checkpoint_activations else unit(x)
+            maps.append(x)
+        maps = maps or [x]
+        if self.norm is not None:
+            maps[-1] = F.relu(self.norm(maps[-1]))
+        return maps
+
+    def forward(self, images: Tensor, checkpoint_activations: bool = False) -> Tensor:
+        return self.stage_maps(images, checkpoint_activations)[-1]
+
+
+class BiT(ResNet):
+    """`model(images)` gives logits, `features` the pooled map under the head, `intermediates` the stages' maps.
+
+    Set `checkpoint_activations` to trade a second forward for memory in training; the gradients are the same.
+    """
+
+    def __init__(self, config: BiTConfig):
+        super().__init__(config, config.channels)
+        self.config = config
+        self.checkpoint_activations = False
+        self.head = nn.Linear(config.out_width, config.num_classes) if config.num_classes else nn.Identity()
+        reset_head_(self.head, config.head_bias)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.stage_maps(images, self.checkpoint_activations)[-1].mean((2, 3))
+
+    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+    def intermediates(self, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
+        """Maps (B, D, rows, cols) of the stages asked for, from 0; -1 is the last."""
+        wanted = pick_layers(layers, max(len(self.stages), 1))
+        maps = self.stage_maps(images, self.checkpoint_activations)
+        return [maps[i] for i in wanted]

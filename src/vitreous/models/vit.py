@@ -1,0 +1,399 @@
+"""The Vision Transformer of "An Image is Worth 16x16 Words", in the order of its equations.
+
+    z_0  = [x_class; x_1 E; ...; x_N E] + E_pos     (1)  VisionTransformer.embed
+    z'_l = MSA(LN(z_l-1)) + z_l-1                   (2)  Block.forward
+    z_l  = MLP(LN(z'_l)) + z'_l                     (3)  Block.forward
+    y    = LN(z_L^0)                                (4)  VisionTransformer.tokens, .pool
+
+In shapes, B is the batch, D the width, N = rows x cols the patches, T = N and the tokens in front of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.errors import VitreousError
+from vitreous.models.checks import Grid, Size, check_fields, check_images, pair, pick_layers, require
+from vitreous.models.embed import Bias, PatchEmbed, Policy, patch_grid, position_biases, position_shapes, position_table
+from vitreous.models.init import lecun_normal_, reset_head_, xavier_
+from vitreous.models.resnet import ResNet, ResNetConfig, recompute
+
+Visit = Callable[[int, Tensor, Tensor, Bias | None], None]  # layer, its input, its output, its attention's bias
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Everything that makes one ViT differ from another. The default is B/16 at 224 px.
+
+    A field that may be None is settled from the others when left out, so a finished config has none but
+    `representation_size`, `layer_scale` and `backbone`.
+    """
+
+    image_size: Size = 224  # the size its positions are laid out for; every other one works too
+    patch_size: Size = 16  # in pixels, or in cells of the backbone's map
+    channels: int = 3
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_dim: int | None = None  # None: 4 x width. With swiglu, the width after gating
+
+    pool: Literal["token", "gap", "map", "none"] = "token"  # map: attention pooling; none: all tokens out
+    class_token: bool | None = None  # None: where pool="token" needs it
+    registers: int = 0  # tokens of no place, behind the class token
+    final_norm: Literal["before-pool", "after-pool"] = "before-pool"
+    representation_size: int | None = None  # linear + tanh under the head, for pre-training
+    num_classes: int = 1000  # 0: no head, features out
+    head_bias: float = 0.0  # initial bias of the head; its weights start at zero
+
+    position: Literal["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"] = "learned-1d"
+    position_at: Literal["stem", "every-layer", "every-layer-shared"] | None = None  # None: stem; relative: every-layer
+    position_slots: Literal["patches", "class", "all"] | None = None  # what has one; None: the class token if it can
+    resample: Policy = "google"  # how learned positions go to another grid
+
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    gelu: Literal["tanh", "erf"] = "tanh"
+    norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    layer_scale: float | None = None  # initial value; None: no LayerScale
+    dropout: float = 0.0  # on embeddings, attention's output, inside and behind the MLP
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # of the last block, rising linearly from 0 at the first
+
+    backbone: ResNetConfig | None = None  # the hybrids: patches are cut from its feature map
+    remainder: Literal["error", "crop"] = "error"  # when the patch does not divide the image
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        can_slot = self.position in ("learned-1d", "learned-2d", "sincos-1d")  # a token of no place can have one too
+        self._settle("mlp_dim", 4 * self.width)
+        self._settle("class_token", self.pool == "token")
+        self._settle("position_at", "every-layer" if self.position == "relative" else "stem")
+        self._settle("position_slots", "class" if can_slot and self.class_token else "patches")
+
+        for name in ("channels", "width", "depth", "heads", "mlp_dim", "norm_eps"):
+            require(getattr(self, name) > 0, self, name, "must be positive")
+        for name in ("registers", "num_classes"):
+            require(getattr(self, name) >= 0, self, name, "must be 0 or more")
+        for name in ("dropout", "attention_dropout", "stochastic_depth"):
+            require(0 <= getattr(self, name) < 1, self, name, "must be at least 0 and below 1")
+        for name in ("representation_size", "layer_scale"):
+            require(getattr(self, name) is None or getattr(self, name) > 0, self, name, "must be None or positive")
+        require(self.width % self.heads == 0, self, "heads", f"must divide the width, {self.width}")
+        parts = {"learned-2d": 2, "sincos-1d": 2, "sincos-2d": 4}.get(self.position, 1)
+        at, slots, fixed = self.position_at, self.position_slots, self.position.startswith("sincos")
+        backbone_ok = self.backbone is None or type(self.backbone) is ResNetConfig
+        for ok, name, problem in (
+            (self.width % parts == 0, "position", f"needs a width divisible by {parts}, not {self.width}"),
+            (self.pool != "token" or self.class_token, "pool", "needs class_token=True"),
+            (self.pool != "none" or self.final_norm == "before-pool", "final_norm", "nothing is pooled by pool='none'"),
+            (self.position != "relative" or at != "stem", "position_at", "relative positions live in every layer"),
+            (self.position != "none" or at == "stem", "position_at", "must be 'stem' with position='none'"),
+            (not fixed or at != "every-layer", "position_at", f"{self.position} is the same in every layer: share it"),
+            (can_slot or slots == "patches", "position_slots", f"{self.position} places patches alone: 'patches'"),
+            (slots != "class" or self.class_token, "position_slots", "needs class_token=True"),
+            (slots != "all" or self.registers, "position_slots", "needs registers; without them say 'class'"),
+            (backbone_ok, "backbone", "expected a ResNetConfig, without a head"),
+        ):
+            require(ok, self, name, problem)
+        try:
+            self.grid_at(pair(self.image_size))
+        except VitreousError as error:
+            require(False, self, "image_size", str(error))
+
+    def _settle(self, field: str, value: object) -> None:
+        if getattr(self, field) is None:
+            object.__setattr__(self, field, value)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in front of the patches: class, then registers."""
+        return int(bool(self.class_token)) + self.registers
+
+    @property
+    def slots(self) -> int:
+        """How many of those have a position embedding."""
+        return {"patches": 0, "class": 1, "all": self.prefix}[self.position_slots or "patches"]
+
+    @property
+    def tables(self) -> int:
+        """Position tables: one, or one for each layer."""
+        return self.depth if self.position_at == "every-layer" else 1
+
+    @property
+    def grid(self) -> Grid:
+        """(rows, cols) of patches at the native size."""
+        return self.grid_at(pair(self.image_size))
+
+    def grid_at(self, size: tuple[int, int]) -> Grid:
+        """(rows, cols) of patches of an image of (height, width)."""
+        stride = 1 if self.backbone is None else self.backbone.stride
+        return patch_grid(size, stride, pair(self.patch_size), crop=self.remainder == "crop")
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention: MSA in equation 2."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.attention_dropout
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
+        self.proj = nn.Linear(config.width, config.width)
+        size = config.width // config.heads
+        self.q_norm = nn.LayerNorm(size, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(size, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (B, heads, T, d) each."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:
+        q, k, v = self.split(x)
+        mask = None if bias is None else bias(q)
+        dropout = self.dropout if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        x = self.proj(x.transpose(1, 2).flatten(2))
+        return x
+
+    def weights(self, x: Tensor, bias: Bias | None = None) -> Tensor:
+        """Who looks at whom, (B, heads, T, T): a second q k product, so that `forward` can stay fused."""
+        q, k, _ = self.split(x)
+        logits: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        return (logits if bias is None else logits + bias(q)).softmax(-1)
+
+
+class Mlp(nn.Module):
+    """Two layers with a GELU between them, or SwiGLU: silu(gate) x value, gate and value from one product."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        hidden = config.mlp_dim or 0
+        self.swiglu = config.mlp == "swiglu"
+        self.approximate = "tanh" if config.gelu == "tanh" else "none"
+        self.fc1 = nn.Linear(config.width, 2 * hidden if self.swiglu else hidden)
+        self.fc2 = nn.Linear(hidden, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc1(x)
+        if self.swiglu:
+            gate, x = x.chunk(2, dim=-1)
+            x = F.silu(gate) * x
+        else:
+            x = F.gelu(x, approximate=self.approximate)
+        x = self.fc2(self.dropout(x))
+        return x
+
+
+class LayerScale(nn.Module):
+    def __init__(self, width: int, value: float):
+        super().__init__()
+        self.value = value
+        self.gamma = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class Drop(nn.Module):
+    """What happens to a residual branch in training: dropout, then stochastic depth, which drops it whole for some
+    images and scales it up for the others."""
+
+    def __init__(self, dropout: float, depth: float):
+        super().__init__()
+        self.dropout, self.depth = dropout, depth
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.dropout:
+            x = F.dropout(x, self.dropout)
+        if self.training and self.depth:
+            keep = torch.rand(x.shape[0], 1, 1, device=x.device) >= self.depth
+            x = x * (keep / (1 - self.depth)).to(x.dtype)
+        return x
+
+
+class Block(nn.Module):
+    """One layer of the encoder: equations 2 and 3."""
+
+    def __init__(self, config: ViTConfig, layer: int):
+        super().__init__()
+        scale = config.layer_scale
+        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.attn = Attention(config)
+        self.ls1 = nn.Identity() if scale is None else LayerScale(config.width, scale)
+        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = Mlp(config)
+        self.ls2 = nn.Identity() if scale is None else LayerScale(config.width, scale)
+        self.drop = Drop(config.dropout, config.stochastic_depth * layer / max(config.depth - 1, 1))
+
+    def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:
+        x = self.drop(self.ls1(self.attn(self.norm1(x), bias))) + x
+        x = self.drop(self.ls2(self.mlp(self.norm2(x)))) + x
+        return x
+
+
+class AttentionPool(nn.Module):
+    """A learned query gathers the patches; a residual MLP follows: big_vision's MAP head."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.heads = config.heads
+        self.latent = nn.Parameter(torch.empty(1, 1, config.width))
+        self.q = nn.Linear(config.width, config.width)
+        self.kv = nn.Linear(config.width, 2 * config.width)
+        self.proj = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = Mlp(replace(config, mlp="gelu", dropout=0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(self.latent).expand(x.shape[0], -1, -1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, N, d)
+        x = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = self.mlp(self.norm(x)) + x
+        return x[:, 0]
+
+
+class VisionTransformer(nn.Module):
+    """`model(images)` gives logits, from images (B, C, H, W) of any size that is made of whole patches.
+
+    Set `checkpoint_activations` to trade a second forward for memory in training; the gradients are the same.
+    """
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = c = config
+        self.checkpoint_activations = False
+        inputs = c.channels if c.backbone is None else c.backbone.out_width
+        self.backbone = None if c.backbone is None else ResNet(c.backbone, c.channels)
+        self.patch_embed = PatchEmbed(inputs, c.width, pair(c.patch_size))
+        self.cls_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.class_token else None
+        self.reg_token = nn.Parameter(torch.empty(1, c.registers, c.width)) if c.registers else None
+        for name, shape in position_shapes(c).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.depth))
+        before, norm = c.final_norm == "before-pool", nn.LayerNorm(c.width, eps=c.norm_eps)
+        self.norm = norm if before else nn.Identity()
+        self.attn_pool = AttentionPool(c) if c.pool == "map" else None
+        self.fc_norm = nn.Identity() if before else norm
+        self.pre_logits = nn.Linear(c.width, c.representation_size) if c.representation_size else None
+        self.head = nn.Linear(c.representation_size or c.width, c.num_classes) if c.num_classes else nn.Identity()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the weights as the official code does."""
+        for module in self.modules():
+            match module:
+                case Attention():
+                    xavier_(module.qkv, parts=3)
+                    xavier_(module.proj)
+                case Mlp():
+                    xavier_(module.fc1, parts=2 if module.swiglu else 1, bias_std=1e-6)
+                    xavier_(module.fc2, bias_std=1e-6)
+                case AttentionPool():
+                    nn.init.xavier_uniform_(module.latent[0])
+                    xavier_(module.q)
+                    xavier_(module.kv, parts=2)
+                    xavier_(module.proj)
+                case LayerScale():
+                    nn.init.constant_(module.gamma, module.value)
+                case nn.LayerNorm() | ResNet():
+                    module.reset_parameters()
+        lecun_normal_(self.patch_embed.proj)
+        if self.cls_token is not None:
+            nn.init.zeros_(self.cls_token)
+        if self.reg_token is not None:
+            nn.init.normal_(self.reg_token, std=1e-6)
+        for name in position_shapes(self.config):
+            nn.init.normal_(self.get_parameter(name), std=0.02)
+        if self.pre_logits is not None:
+            lecun_normal_(self.pre_logits)
+        reset_head_(self.head, self.config.head_bias)
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Equation 1 without its E_pos: tokens (B, T, D) in the order class, registers, patches; the patches' grid."""
+        check_images(images, self.config.channels)
+        grid = self.config.grid_at((images.shape[2], images.shape[3]))
+        maps = images if self.backbone is None else self.backbone(images, self.checkpoint_activations)
+        x = self.patch_embed(maps)
+        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        return torch.cat([*prefix, x], dim=1), grid
+
+    def encode(self, images: Tensor, visit: Visit | None = None) -> tuple[Tensor, Grid]:
+        """Equations 1 to 3. `visit` is shown every layer as it passes."""
+        c = self.config
+        x, grid = self.embed(images)
+        tables = {name: self.get_parameter(name) for name in position_shapes(c)}
+        positions = position_table(c, tables, grid, like=self.patch_embed.proj.weight)  # (1 or depth, T, D)
+        biases = position_biases(c, tables, grid)
+        if positions is not None and c.position_at == "stem":
+            x = x + positions[0]
+        x = self.dropout(x)
+        for layer, block in enumerate(self.blocks):
+            if positions is not None and c.position_at != "stem":
+                x = x + positions[layer % c.tables]
+            bias = biases[layer % c.tables] if biases else None
+            before = x
+            x = recompute(block, x, bias) if self.checkpoint_activations else block(x, bias)
+            if visit is not None:
+                visit(layer, before, x, bias)
+        return x, grid
+
+    def tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Tokens (B, T, D), the first `config.prefix` of them class and registers, and the patches' (rows, cols)."""
+        x, grid = self.encode(images)
+        return self.norm(x), grid
+
+    def pool(self, x: Tensor) -> Tensor:
+        """One vector for each image, from its class token or its patches; all of them with pool="none"."""
+        if self.config.pool == "token":
+            return x[:, 0]
+        if self.config.pool == "none":
+            return x
+        x = x[:, self.config.prefix :]
+        x = x.mean(1) if self.attn_pool is None else self.attn_pool(x)
+        return x
+
+    def features(self, images: Tensor) -> Tensor:
+        """The representation under the head: equation 4, then the pre-training head's hidden layer if there is one."""
+        x, _ = self.tokens(images)
+        x = self.fc_norm(self.pool(x))
+        return x if self.pre_logits is None else torch.tanh(self.pre_logits(x))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+    def intermediates(self, images: Tensor, layers: Sequence[int], norm: bool = False) -> list[Tensor]:
+        """Maps (B, D, rows, cols) of the patches behind the layers asked for, -1 the last; `norm`: the final norm's."""
+        if norm and self.config.final_norm == "after-pool":
+            raise VitreousError("intermediates: norm=True, but this model's final norm is for what was pooled")
+        wanted = pick_layers(layers, self.config.depth)
+        maps: dict[int, Tensor] = {}
+
+        def keep(layer: int, _: Tensor, x: Tensor, __: Bias | None) -> None:
+            if layer in wanted:
+                maps[layer] = self.norm(x) if norm else x
+
+        _, grid = self.encode(images, keep)
+        return [maps[i][:, self.config.prefix :].transpose(1, 2).unflatten(2, grid) for i in wanted]
+
+    def attention(self, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
+        """Attention weights (B, heads, T, T) of the layers asked for, queries before keys."""
+        wanted = pick_layers(layers, self.config.depth)
+        maps: dict[int, Tensor] = {}
+
+        def look(layer: int, x: Tensor, _: Tensor, bias: Bias | None) -> None:
+            if layer in wanted:
+                block = cast(Block, self.blocks[layer])
+                maps[layer] = block.attn.weights(block.norm1(x), bias)
+
+        self.encode(images, look)
+        return [maps[i] for i in wanted]

@@ -1,0 +1,111 @@
+"""Names to configs: "B/16", "R50+B/16", "BiT-R50x1", "DINOv2-S/14"."""
+
+from dataclasses import fields
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from vitreous.errors import VitreousError
+from vitreous.models.checks import Size
+from vitreous.models.resnet import BLOCKS, BiT, BiTConfig, ResNetConfig
+from vitreous.models.vit import VisionTransformer, ViTConfig
+
+VARIANTS: dict[str, dict[str, int]] = {
+    "Ti": {"width": 192, "depth": 12, "heads": 3, "mlp_dim": 768},
+    "S": {"width": 384, "depth": 12, "heads": 6, "mlp_dim": 1536},
+    "B": {"width": 768, "depth": 12, "heads": 12, "mlp_dim": 3072},
+    "L": {"width": 1024, "depth": 24, "heads": 16, "mlp_dim": 4096},
+    "H": {"width": 1280, "depth": 32, "heads": 16, "mlp_dim": 5120},
+    "So400m": {"width": 1152, "depth": 27, "heads": 16, "mlp_dim": 4304},
+    "g": {"width": 1408, "depth": 40, "heads": 16, "mlp_dim": 6144},
+    "G": {"width": 1664, "depth": 48, "heads": 16, "mlp_dim": 8192},
+    # DINOv2's own giant: neither g nor G.
+    "giant": {"width": 1536, "depth": 40, "heads": 24, "mlp_dim": 4096},
+}
+# Name, variant, patch on the feature map, units per stage. The stride that a name tells is 16 or 32; R+Ti/16's is 32.
+HYBRIDS: list[tuple[str, str, int, tuple[int, ...]]] = [
+    ("R+Ti/16", "Ti", 8, ()),
+    ("R26+S/32", "S", 1, BLOCKS[26]),
+    ("R26+B/32", "B", 1, BLOCKS[26]),
+    ("R50+B/16", "B", 1, (3, 4, 9)),
+    ("R50+L/32", "L", 1, BLOCKS[50]),
+]
+
+
+def _build() -> dict[str, tuple[type[ViTConfig] | type[BiTConfig], dict[str, Any]]]:
+    zoo: dict[str, tuple[type[ViTConfig] | type[BiTConfig], dict[str, Any]]] = {}
+    for variant in ("Ti", "S", "B", "L", "H", "So400m", "g", "G"):
+        for patch in (8, 14, 16, 32):
+            zoo[f"{variant}/{patch}"] = (ViTConfig, {**VARIANTS[variant], "patch_size": patch})
+    for name, variant, patch, blocks in HYBRIDS:
+        backbone = ResNetConfig(blocks=blocks, activation="post")
+        zoo[name] = (ViTConfig, {**VARIANTS[variant], "patch_size": patch, "backbone": backbone})
+    for layers, blocks in BLOCKS.items():
+        for factor in (1, 2, 3, 4):
+            zoo[f"BiT-R{layers}x{factor}"] = (BiTConfig, {"blocks": blocks, "width_factor": factor})
+    for variant in ("S", "B", "L", "giant"):
+        fields_ = {
+            **VARIANTS[variant],
+            "image_size": 518,
+            "patch_size": 14,
+            "num_classes": 0,
+            "layer_scale": 1e-5,
+            "gelu": "erf",
+            "mlp": "swiglu" if variant == "giant" else "gelu",
+            "resample": "dinov2",
+        }
+        zoo[f"DINOv2-{variant}/14"] = (ViTConfig, fields_)
+        zoo[f"DINOv2-{variant}/14-reg"] = (ViTConfig, {**fields_, "registers": 4, "resample": "dinov2-registers"})
+    return zoo
+
+
+ZOO = _build()
+
+
+def names(pattern: str = "*") -> list[str]:
+    """The names that match a shell pattern: "R50*", "*/16"."""
+    return [name for name in ZOO if fnmatchcase(name, pattern)]
+
+
+def config(name: str, **changes: Any) -> ViTConfig | BiTConfig:
+    """The config of a name, with any of its fields changed."""
+    if name not in ZOO:
+        near = get_close_matches(name, ZOO, n=3, cutoff=0.3)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise VitreousError(f"no model is called {name!r}: {hint}`vitreous models` lists all {len(ZOO)}")
+    kind, settings = ZOO[name]
+    known = [field.name for field in fields(kind)]
+    for change in changes:
+        if change not in known:
+            near = get_close_matches(change, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise VitreousError(f"{name}: {kind.__name__} has no field {change!r}; {hint}")
+    return kind(**{**settings, **changes})
+
+
+def create(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **changes: Any,
+) -> VisionTransformer | BiT:
+    """A freshly initialised model: `create("B/16", num_classes=10, image_size=384, pool="gap")`.
+
+    `num_classes` and `image_size` default to the name's own; `changes` are fields of its config. On device="meta"
+    nothing is allocated.
+    """
+    given = {"num_classes": num_classes, "image_size": image_size}
+    settings = config(name, **{key: value for key, value in given.items() if value is not None}, **changes)
+    with torch.device(device or torch.get_default_device()):
+        model = build(settings)
+    return model.to(dtype) if dtype is not None else model
+
+
+def build(settings: ViTConfig | BiTConfig) -> VisionTransformer | BiT:
+    """The model of a config."""
+    return VisionTransformer(settings) if isinstance(settings, ViTConfig) else BiT(settings)

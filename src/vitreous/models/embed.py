@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -70,17 +70,19 @@ class PatchEmbed(nn.Module):
 # ---------------------------------------------------------------- positions
 
 
-def sincos_1d(length: int, width: int) -> NDArray[np.float64]:
+@lru_cache(maxsize=64)
+def sincos_1d(length: int, width: int) -> NDArray[np.float32]:
     """Positions of the original Transformer: sine and cosine in turn, wavelengths from 2 pi to 10,000 x 2 pi."""
     angles = np.outer(np.arange(length), 1e4 ** (-np.arange(0, width, 2) / width))
-    return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, width)
+    return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, width).astype(np.float32)
 
 
-def sincos_2d(grid: Grid, width: int) -> NDArray[np.float64]:
+@lru_cache(maxsize=64)
+def sincos_2d(grid: Grid, width: int) -> NDArray[np.float32]:
     """big_vision's: [sin x, cos x, sin y, cos y], a quarter of the width each."""
     omega = 1e4 ** -(np.arange(width // 4) / max(width // 4 - 1, 1))
     y, x = (np.multiply.outer(axis.ravel(), omega) for axis in np.mgrid[: grid[0], : grid[1]])
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)
+    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
 
 
 def position_shapes(c: "ViTConfig") -> dict[str, tuple[int, int, int]]:
@@ -103,10 +105,11 @@ def position_table(c: "ViTConfig", tables: Mapping[str, Tensor], grid: Grid, lik
     if c.position in ("none", "relative"):
         return None
     if c.position == "sincos-2d":
-        places = torch.as_tensor(sincos_2d(grid, c.width), dtype=like.dtype, device=like.device)[None]
+        (places,) = constants("sincos_2d", grid, c.width, device=like.device)
+        places = places[None].to(like.dtype)
     elif c.position == "sincos-1d":
-        table = torch.as_tensor(sincos_1d(c.slots + grid[0] * grid[1], c.width), dtype=like.dtype, device=like.device)
-        slots, places = table[None, : c.slots], table[None, c.slots :]
+        (table,) = constants("sincos_1d", c.slots + grid[0] * grid[1], c.width, device=like.device)
+        slots, places = table[None].to(like.dtype).split([c.slots, grid[0] * grid[1]], dim=1)
     elif c.position == "learned-1d":
         if grid == c.grid and c.slots == c.prefix:
             return tables["pos_embed"]
@@ -185,10 +188,7 @@ def _cubic(x: NDArray[np.float64], a: float) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=256)
 def resampling_weights(policy: Policy, old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """For each of `new` cells along an axis: which of the `old` cells it is made of, and how much of each. (new, K)
-
-    Computed once per size and kept, as numpy: valid on every device and inside every tracing mode.
-    """
+    """For each of `new` cells along an axis: which of the `old` cells it is made of, and how much of each. (new, K)"""
     how = RESAMPLING[policy]
     if how.align_corners:
         step = (old - 1) / (new - 1) if new > 1 else 0.0
@@ -208,6 +208,17 @@ def resampling_weights(policy: Policy, old: int, new: int) -> tuple[NDArray[np.i
     return np.clip(cells, 0, old - 1), weight.astype(np.float32)  # elsewhere the border cell is repeated
 
 
+NUMPY = {f.__name__: f for f in (sincos_1d, sincos_2d, resampling_weights)}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # done when a graph is made, not when it runs
+def constants(function: str, *arguments: Any, device: torch.device) -> tuple[Tensor, ...]:
+    """What one of the functions above makes of a size, as tensors. They compute once and keep the result, as numpy:
+    good on every device, and no tensor of a tracing or inference mode can end up among them."""
+    arrays = NUMPY[function](*arguments)
+    return tuple(torch.as_tensor(a, device=device) for a in (arrays if isinstance(arrays, tuple) else (arrays,)))
+
+
 def resample(table: Tensor, old: Grid, new: Grid, policy: Policy) -> Tensor:
     """(T, rows x cols, D) on the grid `old` -> the same on the grid `new`.
 
@@ -216,10 +227,7 @@ def resample(table: Tensor, old: Grid, new: Grid, policy: Policy) -> Tensor:
     """
     x: Tensor = table.float().unflatten(1, old)  # (T, rows, cols, D)
     for axis in (1, 2):
-        cells, weight = resampling_weights(policy, old[axis - 1], new[axis - 1])
-        index = torch.as_tensor(cells, device=table.device)
-        scale = torch.as_tensor(weight, device=table.device).unsqueeze(-1)
-        if axis == 1:
-            scale = scale.unsqueeze(-1)
-        x = (x.index_select(axis, index.flatten()).unflatten(axis, index.shape) * scale).sum(axis + 1)
+        cells, weight = constants("resampling_weights", policy, old[axis - 1], new[axis - 1], device=table.device)
+        weight = weight.unflatten(1, (-1, *[1] * (3 - axis)))  # against what follows the axis
+        x = (x.index_select(axis, cells.flatten()).unflatten(axis, cells.shape) * weight).sum(axis + 1)
     return x.flatten(1, 2).to(table.dtype)

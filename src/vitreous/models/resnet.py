@@ -190,15 +190,16 @@ class ResNet(nn.Module):
             width = 4 * mid
         # v2 leaves its last sum unnormalised.
         self.norm = group_norm(config, width) if config.activation == "pre" else None
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draw the weights. Whoever builds a ResNet into a model calls this once the model is whole."""
         for module in self.modules():
             if isinstance(module, StdConv):
                 lecun_normal_(module)
             elif isinstance(module, nn.GroupNorm):
                 module.reset_parameters()
-            elif isinstance(module, Unit) and module.post:
+        for module in self.modules():
+            if isinstance(module, Unit) and module.post:
                 nn.init.zeros_(module.norm3.weight)  # a unit starts as its shortcut
 
     def stage_maps(self, images: Tensor, checkpoint_activations: bool) -> list[Tensor]:
@@ -230,7 +231,13 @@ class BiT(ResNet):
         self.config = config
         self.checkpoint_activations = False
         self.head = nn.Linear(config.out_width, config.num_classes) if config.num_classes else nn.Identity()
-        reset_head_(self.head, config.head_bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.stem.conv.weight.is_meta:
+            return
+        super().reset_parameters()
+        reset_head_(self.head, self.config.head_bias)
 
     def features(self, images: Tensor) -> Tensor:
         return self.stage_maps(images, self.checkpoint_activations)[-1].mean((2, 3))

@@ -10,6 +10,7 @@ In shapes, B is the batch, D the width, N = rows x cols the patches, T = N and t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Literal, cast
 
 import torch
@@ -289,6 +290,8 @@ class VisionTransformer(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the weights as the official code does."""
+        if self.patch_embed.proj.weight.is_meta:
+            return
         for module in self.modules():
             match module:
                 case Attention():
@@ -320,7 +323,7 @@ class VisionTransformer(nn.Module):
     def embed(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Equation 1 without its E_pos: tokens (B, T, D) in the order class, registers, patches; the patches' grid."""
         check_images(images, self.config.channels)
-        grid = self.config.grid_at((images.shape[2], images.shape[3]))
+        grid = self.config.grid_at((index(images.shape[2]), index(images.shape[3])))  # constants of a compiled graph
         maps = images if self.backbone is None else self.backbone(images, self.checkpoint_activations)
         x = self.patch_embed(maps)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]

@@ -101,8 +101,12 @@ def create(
     """
     given = {"num_classes": num_classes, "image_size": image_size}
     settings = config(name, **{key: value for key, value in given.items() if value is not None}, **changes)
-    with torch.device(device or torch.get_default_device()):
+    with torch.device("meta"):
         model = build(settings)
+    device = torch.device(device or torch.get_default_device())
+    if device.type != "meta":  # allocated once and drawn once: torch's own initialisation is skipped
+        model.to_empty(device=device)
+        model.reset_parameters()
     return model.to(dtype) if dtype is not None else model
 
 

@@ -72,15 +72,16 @@ def load(path: str | Path, *, image_size: Size | None = None) -> VisionTransform
 def open_npz(path: str | Path) -> dict[str, Array]:
     """All arrays of an `.npz` file. Nothing in it is executed."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        with Path(path).open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
                 raise VitreousError(f"{path}: a single array, not an .npz archive")
-            return {name: file[name] for name in file.files}
+            return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise VitreousError(f"{path}: no such file") from error
+    except VitreousError:
+        raise
     except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, VitreousError):
-            raise
         raise VitreousError(f"{path}: not a readable .npz file ({error})") from error
 
 

@@ -1,0 +1,64 @@
+# Two commands on a fresh clone: `make demo` and `make test`. Both set up .venv themselves; a second run installs nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := $(shell find src -name '*.py' -o -name 'py.typed')
+PIP := pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test lint types wheel test-gpu format clean
+.DEFAULT_GOAL := help
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .make/installed ## train a small ViT on handwritten digits, then show what else is here
+	@$(BIN)/python examples/digits.py
+
+test: .make/installed lint types wheel ## everything: lint, types, the built wheel, tests
+	@$(BIN)/python -m pytest -q
+
+lint: .make/installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: .make/installed
+	@$(BIN)/mypy --strict src
+
+wheel: .make/wheel ## build the wheel, install it into a clean environment and import it there
+
+test-gpu: .make/installed ## the tests that need a CUDA GPU
+	@$(BIN)/python -m pytest -q -m gpu
+
+format: .make/installed ## format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## remove everything that was installed or built
+	rm -rf .venv .venv-wheel .make dist
+
+.make/python: Makefile
+	@command -v $(PYTHON) >/dev/null || { echo "Vitreous needs Python 3.11 or newer, and $(PYTHON) was not found: install it, or name another with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Vitreous needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another with make PYTHON=python3.11" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@mkdir -p .make && touch $@
+
+.make/venv: .make/python
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@touch $@
+
+.make/installed: .make/venv pyproject.toml constraints.txt
+	@echo "installing into .venv (once; a few minutes)"
+	@$(BIN)/$(PIP) --editable '.[all,dev]'
+	@touch $@
+
+# What a user gets from `pip install vitreous`: the wheel and its declared dependencies, nothing else.
+.make/wheel-env: .make/python pyproject.toml constraints.txt
+	@rm -rf .venv-wheel && $(PYTHON) -m venv .venv-wheel
+	@.venv-wheel/bin/$(PIP) .
+	@touch $@
+
+.make/wheel: .make/installed .make/wheel-env $(SOURCES) README.md LICENSE
+	@rm -rf dist && $(BIN)/python -m hatchling build -t wheel >/dev/null 2>&1 || $(BIN)/python -m hatchling build -t wheel
+	@.venv-wheel/bin/$(PIP) --no-deps --force-reinstall dist/*.whl
+	@cd dist && ../.venv-wheel/bin/python -c 'import vitreous; assert "site-packages" in vitreous.__file__; vitreous.create("Ti/16")'
+	@cd dist && ../.venv-wheel/bin/vitreous models "Ti/16"
+	@touch $@

@@ -1,0 +1,42 @@
+"""The command line: parse, call, print. Commands import what they need when they run, so that `--help` is instant."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from vitreous import __version__
+from vitreous.errors import VitreousError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `vitreous`. A user's mistake is one sentence and exit code 2."""
+    import tyro  # noqa: PLC0415 (not needed for --version)
+
+    from vitreous.cli.models import models  # noqa: PLC0415
+
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments in (["--version"], ["-V"]):
+        print(f"vitreous {__version__}")
+        return
+    app = tyro.extras.SubcommandApp()
+    app.command(models)
+    try:
+        app.cli(
+            prog="vitreous",
+            description="Vision Transformers you can see through.",
+            args=arguments or ["--help"],
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+        sys.stdout.flush()
+    except VitreousError as error:
+        sys.exit(_fail(str(error), 2))
+    except KeyboardInterrupt:
+        sys.exit(_fail("stopped", 130))
+    except BrokenPipeError:  # `vitreous models | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"vitreous: {message}", file=sys.stderr)
+    return code

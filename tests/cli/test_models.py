@@ -1,0 +1,61 @@
+"""`vitreous models`, as a person at a terminal meets it."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def vitreous(*arguments: str) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "vitreous.cli", *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def test_the_table() -> None:
+    result = vitreous("models", "*B/16", "--size", "384")
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[:5] == ["model", "parameters", "GFLOPs", "tokens", "px"]
+    assert lines[1].split() == ["B/16", "86,567,656", "111.0", "576", "384", "768", "x", "12", "x", "12"]
+    assert lines[2].split()[:2] == ["R50+B/16", "98,659,112"]
+
+
+def test_a_size_that_some_models_cannot_take() -> None:
+    result = vitreous("models", "Ti/*", "--size", "392")
+    rows = {line.split()[0]: line.split()[2:4] for line in result.stdout.splitlines()[1:5]}
+    assert rows["Ti/14"] == ["4.9", "784"] or rows["Ti/14"][1] == "784"
+    assert rows["Ti/16"] == ["-", "-"]
+    assert "392 px is not made of whole patches" in result.stdout.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("models", "nothing*"), "vitreous: no model matches 'nothing*'"),
+        (("models", "B/16", "--size", "225"), "nearest height that works is 224 or 240"),
+        (("models", "--size", "many"), "size"),
+        (("models", "--sise", "224"), "--size"),
+        (("modles",), "models"),
+    ],
+)
+def test_mistakes_are_a_sentence_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    result = vitreous(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert not result.stdout
+
+
+def test_help_and_version() -> None:
+    assert "models" in vitreous("--help").stdout
+    assert vitreous().returncode == 0
+    assert vitreous("--version").stdout.startswith("vitreous ")
+
+
+def test_a_reader_that_goes_away() -> None:
+    command = f"{sys.executable} -m vitreous.cli models 'B*' | head -n 1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=120)
+    assert "model" in result.stdout
+    assert not result.stderr

@@ -1,0 +1,53 @@
+"""What the tests share."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitreous.models import BiT, ResNetConfig, VisionTransformer, ViTConfig
+
+M = TypeVar("M", bound=nn.Module)
+FIXTURES = Path(__file__).parent / "fixtures"
+TINY: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 2, "heads": 3, "num_classes": 7}
+SMALL_RESNET = ResNetConfig(blocks=(1, 1), width_factor=0.5, activation="post")
+
+
+def draw(model: M, seed: int = 0) -> M:
+    """Every parameter at random, the zero-initialised ones too: a difference cannot hide behind a zero head."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            scale = 0.1 if p.ndim < 2 else 1.5 / p[0].numel() ** 0.5
+            p.copy_(torch.randn(p.shape, generator=generator) * scale + (1 if "norm" in name and p.ndim == 1 else 0))
+    return model.eval()
+
+
+def tiny_vit(**changes: Any) -> VisionTransformer:
+    return draw(VisionTransformer(ViTConfig(**{**TINY, **changes})))
+
+
+def images(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def oracle(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The parameters of an oracle file under the reference's own names, and everything else in it."""
+    with np.load(FIXTURES / f"{name}.npz") as file:
+        arrays = {key: file[key] for key in file.files}
+    parameters = {k.removeprefix("params/"): a for k, a in arrays.items() if k.startswith("params/")}
+    return parameters, {k: a for k, a in arrays.items() if not k.startswith("params/")}
+
+
+def relative_error(ours: Tensor, reference: np.ndarray | Tensor) -> float:
+    """max |difference| / max |reference|."""
+    reference = torch.as_tensor(reference)
+    assert ours.shape == reference.shape
+    return ((ours - reference).abs().max() / reference.abs().max()).item()
+
+
+def outputs(model: VisionTransformer | BiT, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(x)

@@ -1,0 +1,230 @@
+"""Google's reader: every generation of names, and files that are not what they say."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import FIXTURES, images, oracle, outputs, relative_error
+from vitreous import BiT, VitreousError
+from vitreous.models.zoo import build
+from vitreous.weights import google
+
+Arrays = dict[str, np.ndarray]
+
+
+def logits(parameters: Arrays, facts: Arrays) -> float:
+    config, state = google.read(parameters)
+    model = build(config).eval()
+    model.load_state_dict(state)
+    size = next(key for key in facts if key.startswith("input_")).removeprefix("input_")
+    x = torch.from_numpy(facts[f"input_{size}"]).permute(0, 3, 1, 2)
+    return relative_error(outputs(model, x), facts[f"logits_{size}"])
+
+
+def rename(parameters: Arrays, *rules: tuple[str, str]) -> Arrays:
+    for pattern, replacement in rules:
+        parameters = {re.sub(pattern, replacement, name): array for name, array in parameters.items()}
+    return parameters
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/", "params/", "params/img/"])
+@pytest.mark.parametrize("name", ["google_vit_token_prelogits", "bit_v2_small", "google_hybrid_r"])
+def test_prefixes(prefix: str, name: str) -> None:
+    parameters, facts = oracle(name)
+    assert logits({prefix + key: array for key, array in parameters.items()}, facts) <= 1e-5
+
+
+def test_both_numberings_of_one_file() -> None:
+    parameters, facts = oracle("google_vit_token_prelogits")
+    linen = rename(parameters, ("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("Block_3", "Block_0"))
+    assert linen.keys() != parameters.keys()
+    assert logits(linen, facts) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["bv_gap_sincos", "bv_map_learn"])
+def test_scanned_layers(name: str) -> None:
+    """One `encoderblock` with a leading axis of layers."""
+    parameters, facts = oracle(name)
+    scanned = {key: array for key, array in parameters.items() if "encoderblock" not in key}
+    for key in parameters:
+        if "encoderblock_0" in key:
+            layers = [parameters[key.replace("_0/", f"_{i}/", 1)] for i in range(2)]
+            scanned[key.replace("encoderblock_0", "encoderblock")] = np.stack(layers)
+    assert logits(scanned, facts) <= 1e-5
+
+
+@pytest.mark.parametrize("place", ["Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding"])
+def test_where_positions_have_been(place: str) -> None:
+    parameters, facts = oracle("bv_map_learn")
+    assert logits(rename(parameters, ("^pos_embedding$", place)), facts) <= 1e-5
+
+
+def test_a_map_head_that_is_not_a_module() -> None:
+    parameters, facts = oracle("bv_map_learn")
+    assert logits(rename(parameters, ("^MAPHead_0/", "")), facts) <= 1e-5
+
+
+def test_bit_as_tensorflow_wrote_it() -> None:
+    parameters, facts = oracle("bit_v2_small")
+    conv = "standardized_conv2d"
+    released = rename(
+        parameters,
+        ("^root_block/conv_root/", f"resnet/root_block/{conv}/"),
+        ("^norm-pre-head/", "resnet/group_norm/"),
+        (r"^(block\d/unit\d+)/conv_proj/", rf"resnet/\1/a/proj/{conv}/"),
+        *((rf"^(block\d/unit\d+)/gn{i}/", rf"resnet/\1/{letter}/group_norm/") for i, letter in enumerate("abc", 1)),
+        *((rf"^(block\d/unit\d+)/conv{i}/", rf"resnet/\1/{letter}/{conv}_{i}/") for i, letter in enumerate("abc", 1)),
+        ("/group_norm/scale$", "/group_norm/gamma"),
+        ("/group_norm/bias$", "/group_norm/beta"),
+        ("^head/", "resnet/head/conv2d/"),
+    )
+    released["resnet/head/conv2d/kernel"] = released["resnet/head/conv2d/kernel"][None, None]
+    released = {k: a.reshape(-1) if "group_norm" in k else a for k, a in released.items()}
+    assert all(name.startswith("resnet/") for name in released)
+    assert logits(released, facts) <= 1e-5
+
+
+def test_bit_v1_is_the_hybrids_backbone_with_a_head() -> None:
+    parameters, _ = oracle("google_hybrid_r")
+    bit = {k: a for k, a in parameters.items() if k.startswith(("conv_root", "gn_root", "block"))}
+    bit |= {"head/kernel": np.ones((256, 5), np.float32) / 256, "head/bias": np.zeros(5, np.float32)}
+    config, state = google.read(bit)
+    model = build(config).eval()
+    model.load_state_dict(state)
+    assert isinstance(model, BiT)
+    assert (config.activation, config.blocks, config.width_factor) == ("post", (1, 1), 0.5)
+    hybrid_config, hybrid_state = google.read(parameters)
+    hybrid = build(hybrid_config).eval()
+    hybrid.load_state_dict(hybrid_state)
+    x = images(2, 3, 70, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model.features(x), hybrid.backbone(x).mean((2, 3)))
+        torch.testing.assert_close(model(x)[:, 0], model.features(x).mean(1))
+
+
+def test_what_the_shapes_tell() -> None:
+    config, _ = google.read(oracle("google_vit_token_prelogits")[0])
+    assert (config.width, config.depth, config.heads, config.mlp_dim) == (48, 2, 3, 96)
+    assert (config.image_size, config.patch_size, config.pool) == ((32, 32), (8, 8), "token")
+    assert (config.representation_size, config.num_classes, config.gelu, config.resample) == (40, 7, "tanh", "google")
+    config, _ = google.read(oracle("bv_gap_sincos")[0], image_size=64)
+    assert (config.position, config.pool, config.image_size) == ("sincos-2d", "gap", (64, 64))
+    config, _ = google.read(oracle("google_hybrid_stem_only")[0])
+    assert config.backbone is not None
+    assert (config.backbone.blocks, config.patch_size, config.image_size) == ((), (4, 4), (64, 64))
+
+
+def test_a_class_token_without_a_position_slot() -> None:
+    """big_vision adds positions before the class token."""
+    parameters, _ = oracle("google_vit_token_prelogits")
+    place = "Transformer/posembed_input/pos_embedding"
+    folded = parameters | {"cls": parameters["cls"] + parameters[place][:, :1], place: parameters[place][:, 1:]}
+    config, state = google.read(folded)
+    assert (config.position_slots, config.class_token) == ("patches", True)
+    model, old = build(config).eval(), build(google.read(parameters)[0]).eval()
+    model.load_state_dict(state)
+    old.load_state_dict(google.read(parameters)[1])
+    x = images(1, 3, 32, 32)
+    torch.testing.assert_close(outputs(model, x), outputs(old, x))
+
+
+def test_an_oblong_native_grid_must_be_told() -> None:
+    parameters, _ = oracle("google_vit_gap_linen")
+    place = "Transformer/posembed_input/pos_embedding"
+    oblong = parameters | {place: parameters[place][:, :8]}
+    with pytest.raises(VitreousError, match="8 positions are not a square grid; give its image_size"):
+        google.read(oblong)
+    with pytest.raises(VitreousError, match="not the 4 x 4 grid"):
+        google.read(oblong, image_size=32)
+    config, _ = google.read(oblong, image_size=(16, 32))
+    assert config.grid == (2, 4)
+
+
+def test_dtypes_are_kept() -> None:
+    parameters, _ = oracle("google_vit_gap_linen")
+    half = {name: array.astype(np.float16) for name, array in parameters.items()}
+    assert {t.dtype for t in google.read(half)[1].values()} == {torch.float16}
+    bits = {name: (array.view(np.uint32) >> 16).astype(np.uint16).view("V2") for name, array in parameters.items()}
+    state = google.read(bits)[1]  # bfloat16, as numpy saves it
+    assert {t.dtype for t in state.values()} == {torch.bfloat16}
+    torch.testing.assert_close(
+        state["head.weight"].float(), torch.from_numpy(parameters["head/kernel"].T), rtol=8e-3, atol=0
+    )
+
+
+def test_load_from_a_file(tmp_path: Path) -> None:
+    parameters, facts = oracle("google_vit_token_prelogits")
+    path = tmp_path / "any name"
+    with path.open("wb") as file:
+        np.savez(file, **parameters)
+    model = google.load(path).eval()
+    assert all(p.requires_grad and not p.is_meta for p in model.parameters())
+    x = torch.from_numpy(facts["input_48x48"]).permute(0, 3, 1, 2)
+    assert relative_error(outputs(model, x), facts["logits_48x48"]) <= 1e-5
+
+
+def broken(tmp_path: Path, parameters: Arrays) -> Path:
+    path = tmp_path / "broken.npz"
+    np.savez(path, **parameters)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.pop("head/bias"), "1 tensors missing: head/bias"),
+        (lambda p: p.pop("Transformer/encoderblock_0/LayerNorm_0/scale"), "missing: Transformer/encoderblock_0"),
+        (lambda p: p.update({"extra/kernel": np.ones(3, np.float32)}), "1 tensors have no place: extra/kernel"),
+        (
+            lambda p: p.update({"head/bias": np.ones(9, np.float32)}),
+            r"(?s)do not fit.*- head.bias \(7,\).*\+ head.bias",
+        ),
+        (lambda p: p.update({"embedding/kernel": np.ones((8, 8), np.float32)}), "embedding/kernel has shape"),
+        (lambda p: p.update({"cls": np.ones((1, 1, 48), np.int64)}), "cls holds int64"),
+        (lambda p: p.update({"params/cls": p["cls"]}), "params/cls and another array are both cls"),
+        (lambda p: [p.pop(k) for k in list(p) if "encoderblock_0" in k], "have a gap"),
+        (lambda p: p.clear(), "not a Google checkpoint: .* nothing at all"),
+        (lambda p: [p.clear(), p.update({"a.weight": np.ones(2)})], "not a Google checkpoint: .* but a.weight"),
+    ],
+)
+def test_wrong_contents(change: object, message: str, tmp_path: Path) -> None:
+    parameters, _ = oracle("google_vit_token_prelogits")
+    change(parameters)
+    with pytest.raises(VitreousError, match=message):
+        google.load(broken(tmp_path, parameters))
+
+
+def test_files_that_are_not_what_they_say(tmp_path: Path) -> None:
+    text = tmp_path / "text.npz"
+    text.write_text("not a zip")
+    single = tmp_path / "single.npz"
+    with single.open("wb") as file:
+        np.save(file, np.ones(3))
+    code = tmp_path / "code.npz"
+    np.savez(code, **{"embedding/kernel": np.array([print], dtype=object)})
+    for path in (text, single, code, tmp_path, tmp_path / "absent.npz"):
+        with pytest.raises(VitreousError, match=re.escape(str(path))):
+            google.load(path)
+
+
+WHOLE = (FIXTURES / "bv_gap_sincos.npz").read_bytes()
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.one_of(st.none(), st.integers(1, 255)))
+@settings(max_examples=60, deadline=None)
+def test_a_cut_or_flipped_file_is_an_error_of_ours_or_none(
+    tmp_path_factory: object, place: int, flip: int | None
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.npz"
+    data = WHOLE[:place] if flip is None else WHOLE[:place] + bytes([WHOLE[place] ^ flip]) + WHOLE[place + 1 :]
+    path.write_bytes(data)
+    try:
+        arrays = google.open_npz(path)
+        google.read({k.removeprefix("params/"): a for k, a in arrays.items() if k.startswith("params/")})
+    except VitreousError:
+        pass

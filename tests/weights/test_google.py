@@ -1,5 +1,6 @@
 """Google's reader: every generation of names, and files that are not what they say."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -168,6 +169,9 @@ def test_load_from_a_file(tmp_path: Path) -> None:
     assert relative_error(outputs(model, x), facts["logits_48x48"]) <= 1e-5
 
 
+QUERY = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query"
+
+
 def broken(tmp_path: Path, parameters: Arrays) -> Path:
     path = tmp_path / "broken.npz"
     np.savez(path, **parameters)
@@ -188,6 +192,8 @@ def broken(tmp_path: Path, parameters: Arrays) -> Path:
         (lambda p: p.update({"cls": np.ones((1, 1, 48), np.int64)}), "cls holds int64"),
         (lambda p: p.update({"params/cls": p["cls"]}), "params/cls and another array are both cls"),
         (lambda p: [p.pop(k) for k in list(p) if "encoderblock_0" in k], "have a gap"),
+        (lambda p: p.update({f"{QUERY}/kernel": np.ones((48, 3, 8), np.float32)}), "query, key, value of .* differ"),
+        (lambda p: p.pop(f"{QUERY}/kernel"), "1 tensors missing: .*query/kernel"),
         (lambda p: p.clear(), "not a Google checkpoint: .* nothing at all"),
         (lambda p: [p.clear(), p.update({"a.weight": np.ones(2)})], "not a Google checkpoint: .* but a.weight"),
     ],
@@ -223,8 +229,18 @@ def test_a_cut_or_flipped_file_is_an_error_of_ours_or_none(
     path = tmp_path_factory.getbasetemp() / "fuzzed.npz"
     data = WHOLE[:place] if flip is None else WHOLE[:place] + bytes([WHOLE[place] ^ flip]) + WHOLE[place + 1 :]
     path.write_bytes(data)
-    try:
+    with contextlib.suppress(VitreousError):
         arrays = google.open_npz(path)
         google.read({k.removeprefix("params/"): a for k, a in arrays.items() if k.startswith("params/")})
-    except VitreousError:
-        pass
+
+
+@given(st.sampled_from(sorted(oracle("google_hybrid_r")[0])), st.lists(st.integers(0, 9), max_size=5))
+@settings(max_examples=80, deadline=None)
+def test_an_array_of_any_shape_is_an_error_of_ours_or_none(
+    tmp_path_factory: object, name: str, shape: list[int]
+) -> None:
+    parameters, _ = oracle("google_hybrid_r")
+    path = tmp_path_factory.getbasetemp() / "shapes.npz"
+    np.savez(path, **parameters | {name: np.zeros(shape, np.float32)})
+    with contextlib.suppress(VitreousError):
+        google.load(path)

@@ -1,0 +1,150 @@
+"""What is claimed of a GPU, on one: `make test-gpu`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import SMALL_RESNET, images, oracle, outputs, relative_error, tiny_vit
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import vitreous
+from vitreous.models.embed import project_by_convolution, project_by_linear
+from vitreous.models.zoo import build
+from vitreous.weights import google
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _full_precision() -> Iterator[None]:
+    """fp32 means fp32 here: no TF32 in the references."""
+    saved = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = saved
+
+
+def full_size(name: str) -> nn.Module:
+    """As it starts training, but for the zeros that would hide everything behind them."""
+    torch.manual_seed(0)
+    model = vitreous.create(name, device="cuda")
+    nn.init.normal_(model.head.weight, std=0.02)
+    for parameter_name, p in model.named_parameters():
+        if parameter_name.endswith("norm3.weight"):
+            nn.init.ones_(p)
+    return model
+
+
+def run(model: nn.Module, x: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
+    """Logits and every gradient of one training step."""
+    model.zero_grad()
+    with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+        logits = model(x)
+        loss = nn.functional.cross_entropy(logits, torch.arange(len(x), device="cuda"))
+    loss.backward()
+    return [logits.detach().float(), *(p.grad.clone() for p in model.parameters())]
+
+
+def distance(ours: Tensor, reference: Tensor) -> float:
+    return ((ours - reference).norm() / reference.norm()).item()
+
+
+@pytest.mark.parametrize("name", ["B/16", "R50+B/16", "BiT-R50x1"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bf16_agrees_within_its_rounding(name: str, compiled: bool) -> None:
+    """bf16 carries 8 bits: 2^-9 for each rounding, and a few tens of layers to add them up in."""
+    model = full_size(name)
+    x = torch.randn(16, 3, 224, 224, device="cuda")
+    exact = run(model, x, None)
+    runner = torch.compile(model, fullgraph=True) if compiled else model
+    rounded = run(runner, x, torch.bfloat16)
+    forward = distance(rounded[0], exact[0])
+    gradient = distance(torch.cat([g.flatten() for g in rounded[1:]]), torch.cat([g.flatten() for g in exact[1:]]))
+    print(f"\n{name} compiled={compiled}: forward {forward:.1e}, gradient {gradient:.1e}")
+    assert forward < 2e-2
+    assert gradient < 4e-2
+
+
+@pytest.mark.parametrize("name", ["B/16", "R50+B/16", "BiT-R50x1"])
+def test_weights_in_bf16(name: str) -> None:
+    model = full_size(name).eval()
+    x = torch.randn(8, 3, 256, 224, device="cuda")
+    exact = outputs(model, x)
+    rounded = outputs(model.bfloat16(), x.bfloat16())
+    assert rounded.dtype == torch.bfloat16
+    assert distance(rounded.float(), exact) < 3e-2
+
+
+@pytest.mark.parametrize("name", ["B/16", "BiT-R50x1"])
+def test_compiled_batches_share_one_graph(name: str) -> None:
+    torch._dynamo.reset()
+    model = full_size(name).eval()
+    counter = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for batch in (2, 5, 16):
+        x = torch.randn(batch, 3, 224, 224, device="cuda")
+        torch._dynamo.mark_dynamic(x, 0)
+        assert distance(outputs(compiled, x), outputs(model, x)) < 1e-4
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", ["google_vit_token_prelogits", "google_hybrid_r", "bv_map_learn", "bit_v2_small"])
+def test_oracles(name: str) -> None:
+    parameters, facts = oracle(name)
+    config, state = google.read(parameters)
+    model = build(config)
+    model.load_state_dict(state)
+    model.cuda().eval()
+    for key in facts:
+        if key.startswith("input_"):
+            x = torch.from_numpy(facts[key]).permute(0, 3, 1, 2).cuda()
+            assert relative_error(outputs(model, x).cpu(), facts[key.replace("input", "logits")]) <= 1e-5
+
+
+@pytest.mark.parametrize("position", ["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"])
+@pytest.mark.parametrize("size", [(32, 32), (48, 40)])
+def test_positions(position: str, size: tuple[int, int]) -> None:
+    model = tiny_vit(position=position, registers=1)
+    x = images(2, 3, *size)
+    here = outputs(model, x)
+    assert relative_error(outputs(model.cuda(), x.cuda()).cpu(), here) <= 1e-5
+
+
+def test_both_patch_projections() -> None:
+    x = torch.randn(4, 3, 230, 224, device="cuda")
+    weight, bias = torch.randn(768, 3, 16, 16, device="cuda") / 30, torch.randn(768, device="cuda")
+    torch.testing.assert_close(
+        project_by_linear(x, weight, bias), project_by_convolution(x, weight, bias), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"backbone": SMALL_RESNET, "patch_size": 1}, {"position": "relative"}])
+def test_training_at_another_size_can_be_deterministic(changes: dict[str, Any]) -> None:
+    """Positions are resampled in the graph; interpolation's own backward has no deterministic form on CUDA."""
+    model = tiny_vit(**changes).cuda().train()
+    x = images(4, 3, 64, 48).cuda()
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    try:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            first, second = (run(model, x, None) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_estimate_of_activations_is_near_the_truth() -> None:
+    model = vitreous.create("B/16", device="cuda").train()
+    measured = []
+    for batch in (8, 24):
+        x = torch.randn(batch, 3, 224, 224, device="cuda")
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        logits = model(x)
+        measured.append(torch.cuda.memory_allocated() - before)
+        del logits
+    one_image = (measured[1] - measured[0]) / 16
+    estimate = vitreous.cost(model).activation_bytes
+    print(f"\nB/16 fp32: {one_image / 2**20:.1f} MiB measured, {estimate / 2**20:.1f} MiB estimated")
+    assert estimate == pytest.approx(one_image, rel=0.05)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS, environment, median_seconds, write
 from torch import nn
 
 import vitreous
+from harness import RESULTS, environment, median_seconds, write
 
 BATCH = {"cuda": {"B/16": 256, "L/16": 128}, "cpu": {"Ti/16": 8, "B/16": 8}}
 TIMM = {"Ti/16": "vit_tiny_patch16_224", "B/16": "vit_base_patch16_224", "L/16": "vit_large_patch16_224"}

@@ -3,11 +3,12 @@
 python benchmarks/patches.py
 """
 
+from functools import partial
 from typing import Any
 
 import torch
-from harness import RESULTS, environment, median_seconds, write
 
+from harness import RESULTS, environment, median_seconds, write
 from vitreous.models.embed import project_by_convolution, project_by_linear
 
 SHAPES = {  # patch, width, images, size
@@ -30,30 +31,28 @@ SHAPES = {  # patch, width, images, size
 }
 
 
+def compare(patch: int, width: int, batch: int, size: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    x = torch.randn(batch, 3, size, size, device=device, dtype=dtype)
+    weight = (torch.randn(width, 3, patch, patch, device=device, dtype=dtype) / 30).requires_grad_()
+    bias = torch.randn(width, device=device, dtype=dtype, requires_grad=True)
+    gradient = torch.randn(batch, (size // patch) ** 2, width, device=device, dtype=dtype)
+    row: dict[str, Any] = {"patch": patch, "width": width, "batch": batch, "size": size}
+    for label, project in (("convolution", project_by_convolution), ("linear", project_by_linear)):
+        run = partial(project, x, weight, bias)
+        with torch.no_grad():
+            row[f"{label}_forward_ms"] = round(1e3 * median_seconds(run, device), 3)
+        both = median_seconds(lambda run=run: run().backward(gradient), device)
+        row[f"{label}_both_ms"] = round(1e3 * both, 3)
+    return row
+
+
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    rows: list[dict[str, Any]] = []
-    for patch, width, batch, size in SHAPES[device]:
-        x = torch.randn(batch, 3, size, size, device=device, dtype=dtype)
-        weight = (torch.randn(width, 3, patch, patch, device=device, dtype=dtype) / 30).requires_grad_()
-        bias = torch.randn(width, device=device, dtype=dtype, requires_grad=True)
-        row: dict[str, Any] = {"patch": patch, "width": width, "batch": batch, "size": size}
-        for label, project in (("convolution", project_by_convolution), ("linear", project_by_linear)):
-
-            def forward(project: Any = project) -> torch.Tensor:
-                with torch.no_grad():
-                    return project(x, weight, bias)
-
-            gradient = torch.randn_like(forward())
-
-            def both(project: Any = project, gradient: torch.Tensor = gradient) -> None:
-                project(x, weight, bias).backward(gradient)
-
-            row[f"{label}_forward_ms"] = round(1e3 * median_seconds(forward, device), 3)
-            row[f"{label}_both_ms"] = round(1e3 * median_seconds(both, device), 3)
-        rows.append(row)
-        print(row, flush=True)
+    rows = []
+    for shape in SHAPES[device]:
+        rows.append(compare(*shape, device, dtype))
+        print(rows[-1], flush=True)
     write(RESULTS / f"patches-{device}.json", {**environment(), "dtype": str(dtype), "rows": rows})
 
 

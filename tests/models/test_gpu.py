@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL_RESNET, images, oracle, outputs, relative_error, tiny_vit
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import vitreous
+from helpers import SMALL_RESNET, images, oracle, outputs, relative_error, tiny_vit
 from vitreous.models.embed import project_by_convolution, project_by_linear
 from vitreous.models.zoo import build
 from vitreous.weights import google

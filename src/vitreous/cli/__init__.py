@@ -10,9 +10,9 @@ from vitreous.errors import VitreousError
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `vitreous`. A user's mistake is one sentence and exit code 2."""
-    import tyro  # noqa: PLC0415 (not needed for --version)
+    import tyro
 
-    from vitreous.cli.models import models  # noqa: PLC0415
+    from vitreous.cli.models import models
 
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments in (["--version"], ["-V"]):

@@ -17,11 +17,11 @@ def models(
         pattern: names to list, as a shell pattern: "R50*", "*/16".
         size: image size in pixels for GFLOPs and tokens; each model's own if not given.
     """
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console
+    from rich.table import Table
 
-    from vitreous.errors import VitreousError  # noqa: PLC0415
-    from vitreous.models import cost, zoo  # noqa: PLC0415
+    from vitreous.errors import VitreousError
+    from vitreous.models import cost, zoo
 
     found = zoo.names(pattern)
     if not found:
@@ -57,8 +57,8 @@ def models(
 
 
 def shape(config: object) -> str:
-    from vitreous.models import ViTConfig  # noqa: PLC0415
-    from vitreous.models.resnet import ResNetConfig  # noqa: PLC0415
+    from vitreous.models import ViTConfig
+    from vitreous.models.resnet import ResNetConfig
 
     if isinstance(config, ViTConfig):
         return f"{config.width} x {config.depth} x {config.heads}"

@@ -1,6 +1,7 @@
 """What is claimed of a GPU, on one: `make test-gpu`."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -51,20 +52,32 @@ def distance(ours: Tensor, reference: Tensor) -> float:
     return ((ours - reference).norm() / reference.norm()).item()
 
 
+def whole(gradients: list[Tensor]) -> Tensor:
+    return torch.cat([g.flatten() for g in gradients])
+
+
+def nudged(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """The same in fp32 with weights and pixels rounded to bf16: what the format alone costs."""
+    copy = deepcopy(model)
+    with torch.no_grad():
+        for p in copy.parameters():
+            p.copy_(p.bfloat16())
+    return copy, x.bfloat16().float()
+
+
 @pytest.mark.parametrize("name", ["B/16", "R50+B/16", "BiT-R50x1"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_bf16_agrees_within_its_rounding(name: str, compiled: bool) -> None:
-    """bf16 carries 8 bits: 2^-9 for each rounding, and a few tens of layers to add them up in."""
+    """Forward and backward in bf16 are off by no more than a few times what rounding weights and pixels once does."""
+    torch._dynamo.reset()
     model = full_size(name)
     x = torch.randn(16, 3, 224, 224, device="cuda")
-    exact = run(model, x, None)
-    runner = torch.compile(model, fullgraph=True) if compiled else model
-    rounded = run(runner, x, torch.bfloat16)
-    forward = distance(rounded[0], exact[0])
-    gradient = distance(torch.cat([g.flatten() for g in rounded[1:]]), torch.cat([g.flatten() for g in exact[1:]]))
-    print(f"\n{name} compiled={compiled}: forward {forward:.1e}, gradient {gradient:.1e}")
-    assert forward < 2e-2
-    assert gradient < 4e-2
+    exact, allowed = run(model, x, None), run(*nudged(model, x), None)
+    rounded = run(torch.compile(model, fullgraph=True) if compiled else model, x, torch.bfloat16)
+    for what, select in (("forward", lambda r: r[0]), ("gradient", lambda r: whole(r[1:]))):
+        error, unit = (distance(select(r), select(exact)) for r in (rounded, allowed))
+        print(f"\n{name} {'compiled' if compiled else 'eager'} {what}: bf16 {error:.1e}, rounding alone {unit:.1e}")
+        assert error < 6 * unit
 
 
 @pytest.mark.parametrize("name", ["B/16", "R50+B/16", "BiT-R50x1"])
@@ -72,11 +85,16 @@ def test_weights_in_bf16(name: str) -> None:
     model = full_size(name).eval()
     x = torch.randn(8, 3, 256, 224, device="cuda")
     exact = outputs(model, x)
+    copy, rounded_x = nudged(model, x)
+    unit = distance(outputs(copy, rounded_x), exact)
     rounded = outputs(model.bfloat16(), x.bfloat16())
     assert rounded.dtype == torch.bfloat16
-    assert distance(rounded.float(), exact) < 3e-2
+    error = distance(rounded.float(), exact)
+    print(f"\n{name} weights in bf16: {error:.1e}, rounding alone {unit:.1e}")
+    assert error < 6 * unit
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32")  # off on purpose
 @pytest.mark.parametrize("name", ["B/16", "BiT-R50x1"])
 def test_compiled_batches_share_one_graph(name: str) -> None:
     torch._dynamo.reset()

@@ -24,6 +24,12 @@ def require(condition: object, config: object, field: str, problem: str) -> None
         raise VitreousError(f"{type(config).__name__}.{field} = {getattr(config, field)!r}: {problem}")
 
 
+def settle(config: object, field: str, value: object) -> None:
+    """Give a field of a frozen config the value that follows from the others, if it was left at None."""
+    if getattr(config, field) is None:
+        object.__setattr__(config, field, value)
+
+
 def check_fields(config: Any) -> None:
     """Hold every field of a dataclass against its annotation, and turn sizes into pairs."""
     for field in fields(config):

@@ -125,12 +125,9 @@ def position_table(c: "ViTConfig", tables: Mapping[str, Tensor], grid: Grid, lik
     return torch.cat([nowhere, places] if slots is None else [slots, nowhere, places], dim=1)
 
 
-def position_biases(c: "ViTConfig", tables: Mapping[str, Tensor], grid: Grid) -> list[Bias] | None:
+def position_biases(c: "ViTConfig", table: Tensor, grid: Grid) -> list[Bias]:
     """What relative positions add to the logits of attention, for one layer or for each."""
-    if c.position != "relative":
-        return None
     old, new = ((2 * g[0] - 1, 2 * g[1] - 1) for g in (c.grid, grid))
-    table = tables["rel_pos_embed"]
     table = table if old == new else resample(table, old, new, c.resample)
     return [partial(relative_bias, table=t, grid=grid, prefix=c.prefix) for t in table]
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import Grid, Size, check_fields, check_images, pair, pick_layers, require
+from vitreous.models.checks import Grid, Size, check_fields, check_images, pair, pick_layers, require, settle
 from vitreous.models.embed import Bias, PatchEmbed, Policy, patch_grid, position_biases, position_shapes, position_table
 from vitreous.models.init import lecun_normal_, reset_head_, xavier_
 from vitreous.models.resnet import ResNet, ResNetConfig, recompute
@@ -30,8 +30,7 @@ Visit = Callable[[int, Tensor, Tensor, Bias | None], None]  # layer, its input, 
 class ViTConfig:
     """Everything that makes one ViT differ from another. The default is B/16 at 224 px.
 
-    A field that may be None is settled from the others when left out, so a finished config has none but
-    `representation_size`, `layer_scale` and `backbone`.
+    Of the fields that may be None, only `representation_size`, `layer_scale` and `backbone` stay so.
     """
 
     image_size: Size = 224  # the size its positions are laid out for; every other one works too
@@ -71,10 +70,10 @@ class ViTConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         can_slot = self.position in ("learned-1d", "learned-2d", "sincos-1d")  # a token of no place can have one too
-        self._settle("mlp_dim", 4 * self.width)
-        self._settle("class_token", self.pool == "token")
-        self._settle("position_at", "every-layer" if self.position == "relative" else "stem")
-        self._settle("position_slots", "class" if can_slot and self.class_token else "patches")
+        settle(self, "mlp_dim", 4 * self.width)
+        settle(self, "class_token", self.pool == "token")
+        settle(self, "position_at", "every-layer" if self.position == "relative" else "stem")
+        settle(self, "position_slots", "class" if can_slot and self.class_token else "patches")
 
         for name in ("channels", "width", "depth", "heads", "mlp_dim", "norm_eps"):
             require(getattr(self, name) > 0, self, name, "must be positive")
@@ -105,10 +104,6 @@ class ViTConfig:
             self.grid_at(pair(self.image_size))
         except VitreousError as error:
             require(False, self, "image_size", str(error))
-
-    def _settle(self, field: str, value: object) -> None:
-        if getattr(self, field) is None:
-            object.__setattr__(self, field, value)
 
     @property
     def prefix(self) -> int:
@@ -203,8 +198,7 @@ class LayerScale(nn.Module):
 
 
 class Drop(nn.Module):
-    """What happens to a residual branch in training: dropout, then stochastic depth, which drops it whole for some
-    images and scales it up for the others."""
+    """On a residual branch in training: dropout, then stochastic depth, all of it or nothing for each image."""
 
     def __init__(self, dropout: float, depth: float):
         super().__init__()
@@ -279,10 +273,10 @@ class VisionTransformer(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.depth))
-        before, norm = c.final_norm == "before-pool", nn.LayerNorm(c.width, eps=c.norm_eps)
-        self.norm = norm if before else nn.Identity()
+        before = c.final_norm == "before-pool"
+        self.norm = nn.LayerNorm(c.width, eps=c.norm_eps) if before else nn.Identity()
+        self.fc_norm = nn.Identity() if before else nn.LayerNorm(c.width, eps=c.norm_eps)
         self.attn_pool = AttentionPool(c) if c.pool == "map" else None
-        self.fc_norm = nn.Identity() if before else norm
         self.pre_logits = nn.Linear(c.width, c.representation_size) if c.representation_size else None
         self.head = nn.Linear(c.representation_size or c.width, c.num_classes) if c.num_classes else nn.Identity()
         self.reset_parameters()
@@ -320,29 +314,34 @@ class VisionTransformer(nn.Module):
             lecun_normal_(self.pre_logits)
         reset_head_(self.head, self.config.head_bias)
 
+    def positions(self, grid: Grid) -> Tensor | None:
+        """E_pos for a grid, (1 or depth, T, D), where there is something to add."""
+        tables = {name: self.get_parameter(name) for name in position_shapes(self.config)}
+        return position_table(self.config, tables, grid, like=self.patch_embed.proj.weight)
+
     def embed(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Equation 1 without its E_pos: tokens (B, T, D) in the order class, registers, patches; the patches' grid."""
+        """Equation 1: tokens (B, T, D) in the order class, registers, patches; and the grid of the patches."""
         check_images(images, self.config.channels)
         grid = self.config.grid_at((index(images.shape[2]), index(images.shape[3])))  # constants of a compiled graph
-        maps = images if self.backbone is None else self.backbone(images, self.checkpoint_activations)
-        x = self.patch_embed(maps)
+        if self.backbone is not None:
+            images = self.backbone(images, self.checkpoint_activations)
+        x = self.patch_embed(images)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
-        return torch.cat([*prefix, x], dim=1), grid
+        x = torch.cat([*prefix, x], dim=1)
+        if self.config.position_at == "stem" and (positions := self.positions(grid)) is not None:
+            x = x + positions[0]
+        return self.dropout(x), grid
 
     def encode(self, images: Tensor, visit: Visit | None = None) -> tuple[Tensor, Grid]:
         """Equations 1 to 3. `visit` is shown every layer as it passes."""
         c = self.config
         x, grid = self.embed(images)
-        tables = {name: self.get_parameter(name) for name in position_shapes(c)}
-        positions = position_table(c, tables, grid, like=self.patch_embed.proj.weight)  # (1 or depth, T, D)
-        biases = position_biases(c, tables, grid)
-        if positions is not None and c.position_at == "stem":
-            x = x + positions[0]
-        x = self.dropout(x)
+        positions = None if c.position_at == "stem" else self.positions(grid)
+        biases = position_biases(c, self.get_parameter("rel_pos_embed"), grid) if c.position == "relative" else None
         for layer, block in enumerate(self.blocks):
-            if positions is not None and c.position_at != "stem":
+            if positions is not None:
                 x = x + positions[layer % c.tables]
-            bias = biases[layer % c.tables] if biases else None
+            bias = None if biases is None else biases[layer % c.tables]
             before = x
             x = recompute(block, x, bias) if self.checkpoint_activations else block(x, bias)
             if visit is not None:
@@ -356,10 +355,8 @@ class VisionTransformer(nn.Module):
 
     def pool(self, x: Tensor) -> Tensor:
         """One vector for each image, from its class token or its patches; all of them with pool="none"."""
-        if self.config.pool == "token":
-            return x[:, 0]
-        if self.config.pool == "none":
-            return x
+        if self.config.pool in ("token", "none"):
+            return x[:, 0] if self.config.pool == "token" else x
         x = x[:, self.config.prefix :]
         x = x.mean(1) if self.attn_pool is None else self.attn_pool(x)
         return x

@@ -1,0 +1,90 @@
+"""Bring the excerpts and tables of docs/*.md up to date with the code: `python docs/refresh.py` (`--check`: only look).
+
+`<!-- code: models/vit.py Block.forward -->` is followed by that function as it stands, with a link to its lines;
+`<!-- cost -->` by the table of what sizes and patches cost. Each ends at its `<!-- /code -->` or `<!-- /cost -->`.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import vitreous
+from vitreous.models import zoo
+
+DOCS = Path(__file__).parent
+SOURCE = DOCS.parent / "src" / "vitreous"
+
+
+def excerpt(file: str, name: str) -> str:
+    """A function or class of a file, without its docstring, under a link to its lines."""
+    text = (SOURCE / file).read_text()
+    node: ast.AST = ast.parse(text)
+    for part in name.split("."):
+        node = next(child for child in ast.iter_child_nodes(node) if getattr(child, "name", None) == part)
+    assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+    lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+    if ast.get_docstring(node):
+        body = node.body[0]
+        assert body.end_lineno is not None
+        del lines[body.lineno - node.lineno : body.end_lineno - node.lineno + 1]
+    link = f"[`{file}:{node.lineno}`](../src/vitreous/{file}#L{node.lineno}-L{node.end_lineno}) `{name}`"
+    return "\n".join([link, "```python", dedent("\n".join(lines)).strip(), "```"])
+
+
+def cost_table() -> str:
+    rows = ["| size | patch | tokens | pairs of tokens | pairs of pixels (billions) | GFLOPs | activations (MiB) |"]
+    rows.append("|" + "---:|" * 7)
+    for size in (224, 384, 640):
+        for patch in (8, 16, 32):
+            rows.append(cost_row(size, patch))
+    for size in (224, 392, 518):
+        rows.append(cost_row(size, 14))
+    return "\n".join(rows)
+
+
+def cost_row(size: int, patch: int) -> str:
+    cost = vitreous.cost(zoo.config("B/16", patch_size=patch, image_size=size))
+    cells = (
+        f"{size:,}",
+        str(patch),
+        f"{cost.tokens:,}",
+        f"{cost.pairs:,}",
+        f"{cost.pixel_pairs / 1e9:,.1f}",
+        f"{cost.flops.total / 1e9:,.1f}",
+        f"{cost.activation_bytes / 2**20:,.0f}",
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def refreshed(text: str) -> str:
+    text = re.sub(
+        r"(<!-- code: (\S+) (\S+) -->\n).*?(<!-- /code -->)",
+        lambda match: f"{match[1]}{excerpt(match[2], match[3])}\n{match[4]}",
+        text,
+        flags=re.DOTALL,
+    )
+    return re.sub(
+        r"(<!-- cost -->\n).*?(<!-- /cost -->)",
+        lambda match: f"{match[1]}{cost_table()}\n{match[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def main() -> None:
+    stale = []
+    for path in sorted(DOCS.glob("*.md")):
+        old = path.read_text()
+        new = refreshed(old)
+        if new != old:
+            stale.append(path.name)
+            if "--check" not in sys.argv:
+                path.write_text(new)
+    if stale and "--check" in sys.argv:
+        sys.exit(f"{', '.join(stale)} no longer match the code: run python docs/refresh.py")
+
+
+if __name__ == "__main__":
+    main()

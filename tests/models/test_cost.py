@@ -122,3 +122,14 @@ def test_the_table_in_the_docs_is_costs_own() -> None:
         assert f"{cost.pixel_pairs / 1e9:.1f}" == pixel_pairs
         assert f"{cost.flops.total / 1e9:.1f}" == gflops
         assert f"{cost.activation_bytes / 2**20:.0f}" == activations
+
+
+@pytest.mark.parametrize("size", [0, -16, 224.0, "224", (224, 224, 3), (224, -2)])
+def test_sizes_that_are_none(size: Any) -> None:
+    for name in ("B/16", "BiT-R50x1"):
+        with pytest.raises(vitreous.VitreousError, match="expected a positive integer, or a pair"):
+            vitreous.cost(name, size)
+
+
+def test_a_name_will_do() -> None:
+    assert vitreous.cost("B/16").parameters == 86_567_656

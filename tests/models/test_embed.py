@@ -1,5 +1,7 @@
 """Patches, positions and their resampling."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -13,6 +15,7 @@ from vitreous import VitreousError
 from vitreous.models import ViTConfig, embed
 from vitreous.models.embed import (
     RESAMPLING,
+    Policy,
     patch_grid,
     project_by_convolution,
     project_by_linear,
@@ -23,6 +26,10 @@ from vitreous.models.embed import (
 )
 
 side = st.integers(1, 12)
+
+
+def test_every_policy_has_its_row() -> None:
+    assert set(RESAMPLING) == set(get_args(Policy))
 
 
 @given(

@@ -67,7 +67,7 @@ def test_kernels_are_standardised(activation: str) -> None:
 
 def test_a_post_activation_unit_starts_as_its_shortcut() -> None:
     model = BiT(BiTConfig(**SMALL, activation="post"))
-    unit = model.stages[1][1]  # no projection
+    unit = model.backbone.stages[1][1]  # no projection
     x = images(1, 256, 4, 4).relu()
     torch.testing.assert_close(unit(x), x)
     assert not model.head.weight.any()
@@ -92,6 +92,10 @@ def test_activation_checkpointing_gives_the_same_gradients() -> None:
         ({"blocks": (1, 0)}, "BiTConfig.blocks"),
         ({"blocks": (1,) * 5}, "at most 4"),
         ({"width_factor": 0.3}, "BiTConfig.width_factor = 0.3: .* multiple of 0.5"),
+        ({"width_factor": 1.001}, "BiTConfig.width_factor"),
+        ({"width_factor": float("inf")}, "BiTConfig.width_factor = inf: expected a finite number"),
+        ({"blocks": 3}, "BiTConfig.blocks = 3: expected a tuple of an integer"),
+        ({"pool_border": "zeros", "activation": "post"}, "BiTConfig.pool_border"),
         ({"activation": "none"}, "BiTConfig.activation = 'none': expected one of 'pre', 'post'"),
         ({"num_classes": -1}, "BiTConfig.num_classes"),
         ({"channels": 0}, "BiTConfig.channels"),
@@ -104,3 +108,17 @@ def test_a_wrong_config_names_the_field(changes: dict[str, Any], message: str) -
 
 def test_features_without_a_head() -> None:
     assert outputs(draw(BiT(BiTConfig(**{**SMALL, "num_classes": 0}))), images(1, 3, 32, 32)).shape == (1, 256)
+
+
+def test_what_the_max_pool_sees_beyond_the_border() -> None:
+    """Where the stem's values are negative at the border, padding with zeros wins over them."""
+    models = [draw(BiT(BiTConfig(**SMALL, pool_border=border))) for border in ("nothing", "zeros")]
+    maps = []
+    for model in models:
+        stem = model.backbone.stem
+        stem.conv.forward = lambda x: -torch.ones(1, 32, 8, 8)
+        maps.append(stem(images(1, 3, 16, 16)))
+    nothing, zeros = maps
+    assert (nothing == -1).all()
+    assert (zeros[..., 0, :] == 0).all()
+    assert (zeros[..., 1:, 1:] == -1).all()

@@ -1,8 +1,10 @@
 """The model's contracts: what each call returns, what each field does."""
 
 import multiprocessing
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,10 +31,49 @@ def test_the_contracts() -> None:
         torch.testing.assert_close(model.head(model.features(x)), model(x))
 
 
-@pytest.mark.parametrize("layers", [[2], [-3], [0, 5]])
-def test_a_layer_that_is_not_there(layers: list[int]) -> None:
-    with pytest.raises(VitreousError, match="use -2 to 1"):
+@pytest.mark.parametrize("layers", [[2], [-3], [0, 5], [0.5], 1, "0"])
+def test_a_layer_that_is_not_there(layers: Any) -> None:
+    with pytest.raises(VitreousError, match=r"layers: .*(use -2 to 1|list of integers)"):
         tiny_vit().intermediates(images(1, 3, 32, 32), layers)
+
+
+def test_looking_at_an_early_layer_runs_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_vit(depth=4)
+    monkeypatch.setattr(model.blocks[2], "forward", lambda *_: pytest.fail("ran on"))
+    assert len(model.intermediates(images(1, 3, 32, 32), [1, 0])) == 2
+    assert model.attention(images(1, 3, 32, 32), []) == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"position": "relative"}, {"position": "learned-2d", "position_at": "every-layer"}]
+)
+def test_functional_calls_and_gradients_of_each_image(changes: dict[str, Any]) -> None:
+    """torch.func replaces parameters by plain tensors."""
+    model = tiny_vit(**changes)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    x = images(3, 3, 40, 32)
+    torch.testing.assert_close(torch.func.functional_call(model, parameters, (x,)), model(x))
+
+    def loss(parameters: dict[str, torch.Tensor], image: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (image[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    model(x).square().sum().backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(each[name].sum(0), p.grad, rtol=1e-3, atol=1e-3 * p.grad.abs().max().item())
+
+
+@pytest.mark.parametrize("changes", [{}, {"position": "relative"}, {"backbone": SMALL_RESNET, "patch_size": 1}])
+def test_double_precision_is_double_all_the_way(changes: dict[str, Any]) -> None:
+    model = tiny_vit(width=12, depth=1, image_size=32, **changes).double()
+    x = images(1, 3, 32, 48).double()
+
+    def f(weight: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, {name: weight}, (x,))
+
+    for name in ("pos_embed", "rel_pos_embed", "backbone.stem.norm.weight"):
+        if name in dict(model.named_parameters()):
+            assert torch.autograd.gradcheck(f, model.get_parameter(name).detach().requires_grad_(), fast_mode=True)
 
 
 @pytest.mark.parametrize("position", ["learned-1d", "relative"])
@@ -41,7 +82,7 @@ def test_attention_weights_are_what_the_forward_pass_uses(position: str) -> None
     x = images(2, 3, 32, 32)
     seen: list[Any] = []
     with torch.no_grad():
-        model.encode(x, lambda _, z, __, bias: seen.extend((z, bias)))
+        model.encode(x, lambda _, __, z, ___, bias: seen.extend((z, bias)))
         z, bias = seen
         block = model.blocks[0]
         _, _, v = block.attn.split(block.norm1(z))
@@ -189,6 +230,8 @@ def test_a_backbone_of_any_depth(blocks: tuple[int, ...]) -> None:
         (torch.zeros(3, 32, 32), r"expected \(batch, 3, height, width\), got \(3, 32, 32\)"),
         (torch.zeros(1, 1, 32, 32), r"expected \(batch, 3"),
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "floating-point pixels, not torch.uint8"),
+        (torch.zeros(1, 3, 0, 32), r"got \(1, 3, 0, 32\)"),
+        (np.zeros((1, 3, 32, 32), np.float32), "expected a tensor, got ndarray"),
         (torch.zeros(1, 3, 33, 32), "nearest height that works is 32 or 40"),
     ],
 )
@@ -242,6 +285,7 @@ def test_a_config_is_settled_frozen_and_comparable() -> None:
     assert hash(config) == hash(ViTConfig())
     with pytest.raises(AttributeError):
         config.width = 3
+    assert replace(config, pool="gap", class_token=None, position_slots=None) == ViTConfig(pool="gap")
 
 
 def _child(queue: "multiprocessing.Queue[tuple[int, ...]]") -> None:

@@ -79,6 +79,7 @@ def test_create_with_changes() -> None:
     ("name", "changes", "message"),
     [
         ("B/15", {}, "no model is called 'B/15': did you mean B/16"),
+        ("b/16", {}, "did you mean B/16"),
         ("BiT-R50x9", {}, "did you mean BiT-R50x"),
         ("qqqq", {}, "`vitreous models` lists all"),
         ("B/16", {"widht": 3}, "ViTConfig has no field 'widht'; did you mean 'width'"),

@@ -1,15 +1,16 @@
 """`vitreous models`: the zoo as a table."""
 
+import sys
 from typing import Annotated
 
 import tyro
 
 
 def models(
-    pattern: Annotated[str, tyro.conf.Positional] = "*",
+    pattern: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATTERN")] = "*",
     /,
     *,
-    size: int | None = None,
+    size: Annotated[int | None, tyro.conf.arg(metavar="PX")] = None,
 ) -> None:
     """List the models there are: parameters, arithmetic, tokens, shape.
 
@@ -21,7 +22,8 @@ def models(
     from rich.table import Table
 
     from vitreous.errors import VitreousError
-    from vitreous.models import cost, zoo
+    from vitreous.models import zoo
+    from vitreous.models.cost import cost
 
     found = zoo.names(pattern)
     if not found:
@@ -44,11 +46,13 @@ def models(
             table.add_row(name, parameters, "-", "-", str(size), shape(config))
             continue
         tokens = f"{row.tokens:,}" if row.tokens else "-"
-        table.add_row(name, parameters, f"{row.flops.total / 1e9:,.1f}", tokens, str(size or own), shape(config))
+        pixels = str(own if size is None else size)
+        table.add_row(name, parameters, f"{row.flops.total / 1e9:,.1f}", tokens, pixels, shape(config))
     if len(refusals) == len(found):
         raise refusals[0]
 
-    console = Console(highlight=False)
+    # In a pipe there is no width to keep to.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(table)
     note = "GFLOPs: 2 per multiply-add, one forward pass of one image."
     if refusals:
@@ -57,8 +61,8 @@ def models(
 
 
 def shape(config: object) -> str:
-    from vitreous.models import ViTConfig
     from vitreous.models.resnet import ResNetConfig
+    from vitreous.models.vit import ViTConfig
 
     if isinstance(config, ViTConfig):
         return f"{config.width} x {config.depth} x {config.heads}"

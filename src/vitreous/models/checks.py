@@ -1,5 +1,6 @@
 """What every model checks of its config and its input, so that a wrong value is named where it was written."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from types import UnionType
@@ -13,9 +14,16 @@ Size = int | tuple[int, int]  # one number is a square
 Grid = tuple[int, int]  # (rows, cols)
 
 
-def pair(size: Size) -> tuple[int, int]:
-    """(height, width) of a size."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def pair(size: Size, name: str = "size") -> tuple[int, int]:
+    """(height, width) of a size. A list will do for a tuple: it may come from JSON."""
+    values = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(values) != 2 or not all(_matches(v, int) and v > 0 for v in values):
+        raise VitreousError(f"{name} = {size!r}: expected a positive integer, or a pair of them (height, width)")
+    return values[0], values[1]
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 def require(condition: object, config: object, field: str, problem: str) -> None:
@@ -35,18 +43,16 @@ def check_fields(config: Any) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         if field.type == Size:
-            # A list comes from JSON; a pair is stored as a tuple so that configs compare and hash.
-            value = tuple(value) if isinstance(value, list | tuple) else (value, value)
-            ok = len(value) == 2 and all(_matches(v, int) and v > 0 for v in value)
-            require(ok, config, field.name, "expected a positive integer, or a pair of them (height, width)")
-            object.__setattr__(config, field.name, value)
+            object.__setattr__(config, field.name, pair(value, f"{type(config).__name__}.{field.name}"))
         else:
             require(_matches(value, field.type), config, field.name, f"expected {_describe(field.type)}")
 
 
 def check_images(images: Tensor, channels: int) -> None:
     """Images are (B, C, H, W) in floating point."""
-    if images.ndim != 4 or images.shape[1] != channels:
+    if not isinstance(images, Tensor):
+        raise VitreousError(f"images: expected a tensor, got {type(images).__name__}")
+    if images.ndim != 4 or images.shape[1] != channels or 0 in images.shape[2:]:
         raise VitreousError(f"images: expected (batch, {channels}, height, width), got {tuple(images.shape)}")
     if not images.is_floating_point():
         raise VitreousError(
@@ -56,6 +62,8 @@ def check_images(images: Tensor, channels: int) -> None:
 
 def pick_layers(layers: Sequence[int], count: int) -> list[int]:
     """Indices from 0, negative ones counted from the end."""
+    if not isinstance(layers, Sequence) or not all(_matches(i, int) for i in layers):
+        raise VitreousError(f"layers: expected a list of integers, got {layers!r}")
     if wrong := [i for i in layers if not -count <= i < count]:
         raise VitreousError(f"layers: {wrong} not among the {count} there are; use {-count} to {count - 1}")
     return [i % count for i in layers]
@@ -70,7 +78,7 @@ def _matches(value: object, kind: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and all(_matches(v, get_args(kind)[0]) for v in value)
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124 (NaN)
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)
@@ -84,5 +92,5 @@ def _describe(kind: Any) -> str:
         return "one of " + ", ".join(repr(option) for option in get_args(kind))
     if origin is tuple:
         return f"a tuple of {_describe(get_args(kind)[0])}"
-    names = {int: "an integer", float: "a number", bool: "True or False", type(None): "None"}
+    names = {int: "an integer", float: "a finite number", bool: "True or False", type(None): "None"}
     return names.get(kind, f"a {getattr(kind, '__name__', kind)}")

@@ -11,10 +11,11 @@ from functools import cached_property
 
 import torch
 
-from vitreous.models.checks import Size, pair
+from vitreous.models.checks import Size, ceil_div, pair
 from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build
+from vitreous.models.zoo import config as named_config
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,10 @@ class Cost:
         return _resnet_activations(self.config, self.config.channels, self.size)
 
 
-def cost(model: VisionTransformer | BiT | ViTConfig | BiTConfig, size: Size | None = None) -> Cost:
-    """The cost of a model or config for images of `size`, by default its own."""
+def cost(model: VisionTransformer | BiT | ViTConfig | BiTConfig | str, size: Size | None = None) -> Cost:
+    """The cost of a model, a config or a name for images of `size`, by default its own."""
+    if isinstance(model, str):
+        model = named_config(model)
     config = model if isinstance(model, ViTConfig | BiTConfig) else model.config
     height, width = pair(config.image_size if size is None else size)
     if isinstance(config, ViTConfig):
@@ -120,13 +123,13 @@ def _units(c: ResNetConfig, size: tuple[int, int]) -> Iterator[tuple[int, int, i
         mid = c.stem_width * 2**stage
         for unit in range(units):
             entry, stride = grid, 2 if stage and not unit else 1
-            grid = (-(-grid[0] // stride), -(-grid[1] // stride))
+            grid = (ceil_div(grid[0], stride), ceil_div(grid[1], stride))
             yield math.prod(entry), math.prod(grid), width, mid
             width = 4 * mid
 
 
 def _stem_cells(c: ResNetConfig, size: tuple[int, int]) -> int:
-    return math.prod(size if c.stem == "small" else (-(-n // 2) for n in size))
+    return math.prod(size if c.stem == "small" else (ceil_div(n, 2) for n in size))
 
 
 def _resnet_flops(c: ResNetConfig, channels: int, size: tuple[int, int]) -> int:

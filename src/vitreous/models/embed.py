@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import Grid
+from vitreous.models.checks import Grid, ceil_div
 
 if TYPE_CHECKING:
     from vitreous.models.vit import ViTConfig
@@ -25,14 +25,14 @@ Bias = Callable[[Tensor], Tensor]  # from queries (B, heads, T, d) to what is ad
 
 def patch_grid(size: tuple[int, int], stride: int, patch: tuple[int, int], crop: bool) -> Grid:
     """(rows, cols) of whole patches, cut from an image or from a map with a cell every `stride` pixels of it."""
-    cells = (-(-size[0] // stride), -(-size[1] // stride))
+    cells = (ceil_div(size[0], stride), ceil_div(size[1], stride))
     rows, cols = cells[0] // patch[0], cells[1] // patch[1]
     whole = crop or (rows * patch[0], cols * patch[1]) == cells
     if whole and rows and cols:
         return rows, cols
     works = []
     for n, p in zip(cells, patch, strict=True):
-        below, above = n // p * p * stride, -(-n // p) * p * stride
+        below, above = n // p * p * stride, ceil_div(n, p) * p * stride
         works.append(f"{below} or {above}" if 0 < below < above else f"{above}")
     raise VitreousError(
         f"an image of {size[0]} x {size[1]} px is not made of whole patches of "
@@ -71,18 +71,18 @@ class PatchEmbed(nn.Module):
 
 
 @lru_cache(maxsize=64)
-def sincos_1d(length: int, width: int) -> NDArray[np.float32]:
+def sincos_1d(length: int, width: int) -> NDArray[np.float64]:
     """Positions of the original Transformer: sine and cosine in turn, wavelengths from 2 pi to 10,000 x 2 pi."""
     angles = np.outer(np.arange(length), 1e4 ** (-np.arange(0, width, 2) / width))
-    return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, width).astype(np.float32)
+    return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, width)
 
 
 @lru_cache(maxsize=64)
-def sincos_2d(grid: Grid, width: int) -> NDArray[np.float32]:
+def sincos_2d(grid: Grid, width: int) -> NDArray[np.float64]:
     """big_vision's: [sin x, cos x, sin y, cos y], a quarter of the width each."""
     omega = 1e4 ** -(np.arange(width // 4) / max(width // 4 - 1, 1))
     y, x = (np.multiply.outer(axis.ravel(), omega) for axis in np.mgrid[: grid[0], : grid[1]])
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
+    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)
 
 
 def position_shapes(c: "ViTConfig") -> dict[str, tuple[int, int, int]]:
@@ -101,15 +101,16 @@ def position_shapes(c: "ViTConfig") -> dict[str, tuple[int, int, int]]:
 def position_table(c: "ViTConfig", tables: Mapping[str, Tensor], grid: Grid, like: Tensor) -> Tensor | None:
     """What is added to the tokens of a grid, (1 or depth, T, D): zero for tokens that have no slot. Fixed positions
     take the device and dtype of `like`."""
-    slots = None
     if c.position in ("none", "relative"):
         return None
+    slots = None
     if c.position == "sincos-2d":
-        (places,) = constants("sincos_2d", grid, c.width, device=like.device)
-        places = places[None].to(like.dtype)
+        (places,) = constants("sincos_2d", grid, c.width, device=like.device, dtype=like.dtype)
+        places = places[None]
     elif c.position == "sincos-1d":
-        (table,) = constants("sincos_1d", c.slots + grid[0] * grid[1], c.width, device=like.device)
-        slots, places = table[None].to(like.dtype).split([c.slots, grid[0] * grid[1]], dim=1)
+        length = c.slots + grid[0] * grid[1]
+        (table,) = constants("sincos_1d", length, c.width, device=like.device, dtype=like.dtype)
+        slots, places = table[None, : c.slots], table[None, c.slots :]
     elif c.position == "learned-1d":
         if grid == c.grid and c.slots == c.prefix:
             return tables["pos_embed"]
@@ -172,7 +173,6 @@ RESAMPLING: dict[Policy, Resampling] = {
     "dinov2": Resampling(offset=0.1),
     "dinov2-registers": Resampling(antialias=True),
 }
-assert set(RESAMPLING) == set(get_args(Policy))
 
 
 def _cubic(x: NDArray[np.float64], a: float) -> NDArray[np.float64]:
@@ -184,7 +184,7 @@ def _cubic(x: NDArray[np.float64], a: float) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=256)
-def resampling_weights(policy: Policy, old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def resampling_weights(policy: Policy, old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """For each of `new` cells along an axis: which of the `old` cells it is made of, and how much of each. (new, K)"""
     how = RESAMPLING[policy]
     if how.align_corners:
@@ -202,29 +202,35 @@ def resampling_weights(policy: Policy, old: int, new: int) -> tuple[NDArray[np.i
     if how.antialias:  # cells beyond the border do not exist: what is left is made to sum to one
         weight *= (cells >= 0) & (cells < old)
         weight /= weight.sum(1, keepdims=True)
-    return np.clip(cells, 0, old - 1), weight.astype(np.float32)  # elsewhere the border cell is repeated
+    return np.clip(cells, 0, old - 1), weight  # elsewhere the border cell is repeated
 
 
-NUMPY = {f.__name__: f for f in (sincos_1d, sincos_2d, resampling_weights)}
+FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (sincos_1d, sincos_2d, resampling_weights)}
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # done when a graph is made, not when it runs
-def constants(function: str, *arguments: Any, device: torch.device) -> tuple[Tensor, ...]:
-    """What one of the functions above makes of a size, as tensors. They compute once and keep the result, as numpy:
-    good on every device, and no tensor of a tracing or inference mode can end up among them."""
-    arrays = NUMPY[function](*arguments)
-    return tuple(torch.as_tensor(a, device=device) for a in (arrays if isinstance(arrays, tuple) else (arrays,)))
+def constants(function: str, *arguments: Any, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """What one of the functions above makes of a size, as tensors.
+
+    They compute once and keep the result, as numpy: good on every device, and no tensor of a tracing or inference mode
+    can end up among them. The function is given by name because a compiler takes nothing but plain values here.
+    """
+    result = FUNCTIONS[function](*arguments)
+    arrays = result if isinstance(result, tuple) else (result,)
+    single = [a.astype(np.float32) if a.dtype.kind == "f" and dtype != torch.float64 else a for a in arrays]
+    return tuple(torch.tensor(a, device=device, dtype=dtype if a.dtype.kind == "f" else None) for a in single)
 
 
 def resample(table: Tensor, old: Grid, new: Grid, policy: Policy) -> Tensor:
     """(T, rows x cols, D) on the grid `old` -> the same on the grid `new`.
 
-    A weighted sum of gathered neighbours rather than `F.interpolate`: its backward is deterministic on CUDA, it has
-    no opinion of autocast or TF32, and it costs no matrix product.
+    A weighted sum of neighbours rather than `F.interpolate`: its backward is deterministic on CUDA, it has no opinion
+    of autocast or TF32, and it costs no matrix product.
     """
-    x: Tensor = table.float().unflatten(1, old)  # (T, rows, cols, D)
+    x: Tensor = table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(1, old)  # (T, rows, cols, D)
     for axis in (1, 2):
-        cells, weight = constants("resampling_weights", policy, old[axis - 1], new[axis - 1], device=table.device)
-        weight = weight.unflatten(1, (-1, *[1] * (3 - axis)))  # against what follows the axis
-        x = (x.index_select(axis, cells.flatten()).unflatten(axis, cells.shape) * weight).sum(axis + 1)
+        sizes = old[axis - 1], new[axis - 1]
+        cells, weight = constants("resampling_weights", policy, *sizes, device=x.device, dtype=x.dtype)  # (new, K)
+        weight = weight.unflatten(1, (-1, *[1] * (3 - axis)))  # to go with what follows the axis
+        x = sum(x.index_select(axis, cells[:, k]) * weight[:, k] for k in range(cells.shape[1]))
     return x.flatten(1, 2).to(table.dtype)

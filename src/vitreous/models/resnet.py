@@ -11,14 +11,14 @@ a strided convolution and the max-pool put their padding.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitreous.models.checks import Grid, Size, check_fields, check_images, pick_layers, require
+from vitreous.models.checks import Grid, Size, ceil_div, check_fields, check_images, pick_layers, require
 from vitreous.models.init import lecun_normal_, reset_head_
 
 GROUPS = 32
@@ -33,16 +33,20 @@ class ResNetConfig:
     width_factor: float = 1.0  # x1 is 64 channels at the stem
     activation: Literal["pre", "post"] = "pre"
     stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 stride 2 and a max-pool; or 3x3 stride 1, for images < 96 px
+    # What the pre-activation stem's max-pool sees beyond the border: nothing (big_vision), or zeros, which win over
+    # negative values (the first BiT code, timm). Behind a ReLU it makes no difference.
+    pool_border: Literal["nothing", "zeros"] = "nothing"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", tuple(self.blocks))
+        if isinstance(self.blocks, list):
+            object.__setattr__(self, "blocks", tuple(self.blocks))
         check_fields(self)
         require(len(self.blocks) <= 4 and all(n > 0 for n in self.blocks), self, "blocks", "at most 4 positive counts")
+        whole = self.width_factor > 0 and 64 * self.width_factor % GROUPS == 0
+        require(whole, self, "width_factor", "must be a positive multiple of 0.5, for 32 groups of equal size")
+        border_matters = self.activation == "pre" and self.stem == "imagenet"
         require(
-            self.stem_width > 0 and self.stem_width % GROUPS == 0,
-            self,
-            "width_factor",
-            f"64 x width_factor must be a positive multiple of the {GROUPS} groups, so a multiple of 0.5",
+            border_matters or self.pool_border == "nothing", self, "pool_border", "no max-pool here that it changes"
         )
 
     @property
@@ -61,12 +65,12 @@ class ResNetConfig:
 
     def grid_at(self, size: tuple[int, int]) -> Grid:
         """(rows, cols) of the last map. Every halving rounds up, in both orders."""
-        return -(-size[0] // self.stride), -(-size[1] // self.stride)
+        return ceil_div(size[0], self.stride), ceil_div(size[1], self.stride)
 
 
 @dataclass(frozen=True)
 class BiTConfig(ResNetConfig):
-    """A ResNet with a classifier. Every size works; `image_size` is the one it is meant for."""
+    """A ResNet with a classifier. It takes images of any size; `image_size` is the one it is meant for."""
 
     image_size: Size = 224
     channels: int = 3
@@ -81,7 +85,7 @@ class BiTConfig(ResNetConfig):
 
 def same_pad(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
     """TensorFlow's SAME padding: as little as reaches ceil(size / stride) cells, the odd pixel at the far side."""
-    total = [max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]]
+    total = [max((ceil_div(n, stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]]
     if not any(total):
         return x
     (top, bottom), (left, right) = [(t // 2, t - t // 2) for t in total]
@@ -97,9 +101,10 @@ class StdConv(nn.Conv2d):
         super().__init__(inputs, outputs, kernel, stride, 0 if self.asymmetric else kernel // 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(self.weight.float(), dim=(1, 2, 3), correction=0, keepdim=True)
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
         deviation = variance.sqrt() + 1e-5 if self.post else (variance + 1e-10).sqrt()
-        weight = ((self.weight - mean) / deviation).to(self.weight.dtype)
+        weight = ((weight - mean) / deviation).to(self.weight.dtype)
         if self.asymmetric:
             x = same_pad(x, self.kernel_size[0], self.stride[0])
         return F.conv2d(x, weight, stride=self.stride, padding=self.padding)
@@ -114,6 +119,7 @@ class Stem(nn.Module):
         super().__init__()
         self.post = config.activation == "post"
         self.small = config.stem == "small"
+        self.zeros = config.pool_border == "zeros"
         kernel, stride = (3, 1) if self.small else (7, 2)
         self.conv = StdConv(config, channels, config.stem_width, kernel, stride)
         self.norm = group_norm(config, config.stem_width) if self.post else None
@@ -126,6 +132,8 @@ class Stem(nn.Module):
             return x
         if self.post:
             return F.max_pool2d(same_pad(x, 3, 2, value=float("-inf")), 3, 2)
+        if self.zeros:
+            return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
         return F.max_pool2d(x, 3, 2, padding=1)
 
 
@@ -174,11 +182,10 @@ def recompute(module: nn.Module, *inputs: object) -> Tensor:
 
 
 class ResNet(nn.Module):
-    """Images to the last feature map."""
+    """Images to the last feature map: the backbone of BiT and of the hybrids."""
 
     def __init__(self, config: ResNetConfig, channels: int = 3):
         super().__init__()
-        self.channels = channels
         self.stem = Stem(config, channels)
         self.stages = nn.ModuleList()
         width = config.stem_width
@@ -192,7 +199,7 @@ class ResNet(nn.Module):
         self.norm = group_norm(config, width) if config.activation == "pre" else None
 
     def reset_parameters(self) -> None:
-        """Draw the weights. Whoever builds a ResNet into a model calls this once the model is whole."""
+        """Draw the weights. The model that a ResNet is part of calls this when it draws its own."""
         for module in self.modules():
             if isinstance(module, StdConv):
                 lecun_normal_(module)
@@ -202,13 +209,12 @@ class ResNet(nn.Module):
             if isinstance(module, Unit) and module.post:
                 nn.init.zeros_(module.norm3.weight)  # a unit starts as its shortcut
 
-    def stage_maps(self, images: Tensor, checkpoint_activations: bool) -> list[Tensor]:
+    def stage_maps(self, images: Tensor, checkpoint_activations: bool = False) -> list[Tensor]:
         """The map after each stage, or after the stem where there is no stage; the last one normalised."""
-        check_images(images, self.channels)
         x = self.stem(images)
         maps = []
         for stage in self.stages:
-            for unit in stage:  # type: ignore[attr-defined]
+            for unit in cast(nn.Sequential, stage):
                 x = recompute(unit, x) if checkpoint_activations else unit(x)
             maps.append(x)
         maps = maps or [x]
@@ -220,34 +226,38 @@ class ResNet(nn.Module):
         return self.stage_maps(images, checkpoint_activations)[-1]
 
 
-class BiT(ResNet):
+class BiT(nn.Module):
     """`model(images)` gives logits, `features` the pooled map under the head, `intermediates` the stages' maps.
 
     Set `checkpoint_activations` to trade a second forward for memory in training; the gradients are the same.
     """
 
     def __init__(self, config: BiTConfig):
-        super().__init__(config, config.channels)
+        super().__init__()
         self.config = config
         self.checkpoint_activations = False
+        self.backbone = ResNet(config, config.channels)
         self.head = nn.Linear(config.out_width, config.num_classes) if config.num_classes else nn.Identity()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        if self.stem.conv.weight.is_meta:
+        if self.backbone.stem.conv.weight.is_meta:
             return
-        super().reset_parameters()
+        self.backbone.reset_parameters()
         reset_head_(self.head, self.config.head_bias)
 
     def features(self, images: Tensor) -> Tensor:
-        return self.stage_maps(images, self.checkpoint_activations)[-1].mean((2, 3))
+        check_images(images, self.config.channels)
+        x: Tensor = self.backbone(images, self.checkpoint_activations)
+        return x.mean((2, 3))
 
-    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(images))
         return logits
 
     def intermediates(self, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
-        """Maps (B, D, rows, cols) of the stages asked for, from 0; -1 is the last."""
-        wanted = pick_layers(layers, max(len(self.stages), 1))
-        maps = self.stage_maps(images, self.checkpoint_activations)
+        """Maps (B, D, rows, cols) of the stages asked for, from 0; -1 is the last, as it goes into the head."""
+        check_images(images, self.config.channels)
+        wanted = pick_layers(layers, max(len(self.config.blocks), 1))
+        maps = self.backbone.stage_maps(images, self.checkpoint_activations)
         return [maps[i] for i in wanted]

@@ -23,14 +23,13 @@ from vitreous.models.embed import Bias, PatchEmbed, Policy, patch_grid, position
 from vitreous.models.init import lecun_normal_, reset_head_, xavier_
 from vitreous.models.resnet import ResNet, ResNetConfig, recompute
 
-Visit = Callable[[int, Tensor, Tensor, Bias | None], None]  # layer, its input, its output, its attention's bias
-
 
 @dataclass(frozen=True)
 class ViTConfig:
     """Everything that makes one ViT differ from another. The default is B/16 at 224 px.
 
-    Of the fields that may be None, only `representation_size`, `layer_scale` and `backbone` stay so.
+    Of the fields that may be None, only `representation_size`, `layer_scale` and `backbone` stay so. The others are
+    settled from their neighbours; `dataclasses.replace` keeps what was settled unless it is given None again.
     """
 
     image_size: Size = 224  # the size its positions are laid out for; every other one works too
@@ -55,10 +54,10 @@ class ViTConfig:
     resample: Policy = "google"  # how learned positions go to another grid
 
     mlp: Literal["gelu", "swiglu"] = "gelu"
-    gelu: Literal["tanh", "erf"] = "tanh"
+    gelu: Literal["tanh", "erf"] = "tanh"  # of mlp="gelu", and of pool="map"
     norm_eps: float = 1e-6
     qkv_bias: bool = True
-    qk_norm: bool = False
+    qk_norm: bool = False  # this, qkv_bias and the dropouts are the encoder's; pool="map" is always plain
     layer_scale: float | None = None  # initial value; None: no LayerScale
     dropout: float = 0.0  # on embeddings, attention's output, inside and behind the MLP
     attention_dropout: float = 0.0
@@ -316,7 +315,7 @@ class VisionTransformer(nn.Module):
 
     def positions(self, grid: Grid) -> Tensor | None:
         """E_pos for a grid, (1 or depth, T, D), where there is something to add."""
-        tables = {name: self.get_parameter(name) for name in position_shapes(self.config)}
+        tables = {name: getattr(self, name) for name in position_shapes(self.config)}
         return position_table(self.config, tables, grid, like=self.patch_embed.proj.weight)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Grid]:
@@ -332,12 +331,12 @@ class VisionTransformer(nn.Module):
             x = x + positions[0]
         return self.dropout(x), grid
 
-    def encode(self, images: Tensor, visit: Visit | None = None) -> tuple[Tensor, Grid]:
-        """Equations 1 to 3. `visit` is shown every layer as it passes."""
+    def encode(self, images: Tensor, visit: Callable[..., None] | None = None, last: int = -1) -> tuple[Tensor, Grid]:
+        """Equations 1 to 3, up to the layer `last`. `visit` is shown each: number, block, input, output, bias."""
         c = self.config
         x, grid = self.embed(images)
         positions = None if c.position_at == "stem" else self.positions(grid)
-        biases = position_biases(c, self.get_parameter("rel_pos_embed"), grid) if c.position == "relative" else None
+        biases = position_biases(c, cast(Tensor, self.rel_pos_embed), grid) if c.position == "relative" else None
         for layer, block in enumerate(self.blocks):
             if positions is not None:
                 x = x + positions[layer % c.tables]
@@ -345,7 +344,9 @@ class VisionTransformer(nn.Module):
             before = x
             x = recompute(block, x, bias) if self.checkpoint_activations else block(x, bias)
             if visit is not None:
-                visit(layer, before, x, bias)
+                visit(layer, block, before, x, bias)
+            if layer == last:
+                break
         return x, grid
 
     def tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
@@ -375,25 +376,21 @@ class VisionTransformer(nn.Module):
         """Maps (B, D, rows, cols) of the patches behind the layers asked for, -1 the last; `norm`: the final norm's."""
         if norm and self.config.final_norm == "after-pool":
             raise VitreousError("intermediates: norm=True, but this model's final norm is for what was pooled")
-        wanted = pick_layers(layers, self.config.depth)
-        maps: dict[int, Tensor] = {}
-
-        def keep(layer: int, _: Tensor, x: Tensor, __: Bias | None) -> None:
-            if layer in wanted:
-                maps[layer] = self.norm(x) if norm else x
-
-        _, grid = self.encode(images, keep)
-        return [maps[i][:, self.config.prefix :].transpose(1, 2).unflatten(2, grid) for i in wanted]
+        maps, grid = self._look(images, layers, lambda _, before, x, bias: self.norm(x) if norm else x)
+        return [x[:, self.config.prefix :].transpose(1, 2).unflatten(2, grid) for x in maps]
 
     def attention(self, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
         """Attention weights (B, heads, T, T) of the layers asked for, queries before keys."""
+        return self._look(images, layers, lambda block, x, _, bias: block.attn.weights(block.norm1(x), bias))[0]
+
+    def _look(self, images: Tensor, layers: Sequence[int], at: Callable[..., Tensor]) -> tuple[list[Tensor], Grid]:
+        """What `at` makes of the layers asked for, from the block, its input, its output and its bias."""
         wanted = pick_layers(layers, self.config.depth)
-        maps: dict[int, Tensor] = {}
+        seen: dict[int, Tensor] = {}
 
-        def look(layer: int, x: Tensor, _: Tensor, bias: Bias | None) -> None:
+        def visit(layer: int, *passing: object) -> None:
             if layer in wanted:
-                block = cast(Block, self.blocks[layer])
-                maps[layer] = block.attn.weights(block.norm1(x), bias)
+                seen[layer] = at(*passing)
 
-        self.encode(images, look)
-        return [maps[i] for i in wanted]
+        _, grid = self.encode(images, visit, max(wanted, default=0))
+        return [seen[layer] for layer in wanted], grid

@@ -72,7 +72,8 @@ def names(pattern: str = "*") -> list[str]:
 def config(name: str, **changes: Any) -> ViTConfig | BiTConfig:
     """The config of a name, with any of its fields changed."""
     if name not in ZOO:
-        near = get_close_matches(name, ZOO, n=3, cutoff=0.3)
+        folded = {known.casefold(): known for known in reversed(ZOO)}  # "b/16" is B/16 misspelt
+        near = [folded[match] for match in get_close_matches(name.casefold(), folded, n=3, cutoff=0.3)]
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise VitreousError(f"no model is called {name!r}: {hint}`vitreous models` lists all {len(ZOO)}")
     kind, settings = ZOO[name]
@@ -103,7 +104,7 @@ def create(
     settings = config(name, **{key: value for key, value in given.items() if value is not None}, **changes)
     with torch.device("meta"):
         model = build(settings)
-    device = torch.device(device or torch.get_default_device())
+    device = torch.get_default_device() if device is None else torch.device(device)
     if device.type != "meta":  # allocated once and drawn once: torch's own initialisation is skipped
         model.to_empty(device=device)
         model.reset_parameters()

@@ -1,0 +1,35 @@
+"""What it costs to call a model at a size that is not its own: positions resampled on every call, against a model that
+was laid out for that size.
+
+    python benchmarks/sizes.py
+"""
+
+import torch
+from harness import RESULTS, environment, median_seconds, write
+
+import vitreous
+
+
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    rows = []
+    for batch in (1, 64) if device == "cuda" else (1, 4):
+        for size in (288, 384):
+            x = torch.randn(batch, 3, size, size, device=device, dtype=dtype)
+            milliseconds = []
+            for native in (size, 224):
+                model = vitreous.create("B/16", image_size=native, device=device, dtype=dtype).eval()
+                with torch.inference_mode():
+                    milliseconds.append(1e3 * median_seconds(lambda model=model, x=x: model(x), device))
+            row = {"batch": batch, "size": size, "laid_out_ms": milliseconds[0], "resampled_ms": milliseconds[1]}
+            rows.append({key: round(value, 3) for key, value in row.items()})
+            print(rows[-1], flush=True)
+    write(
+        RESULTS / f"sizes-{device}.json",
+        {**environment("vitreous"), "model": "B/16", "dtype": str(dtype), "rows": rows},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -5,9 +5,9 @@ was laid out for that size.
 """
 
 import torch
-from harness import RESULTS, environment, median_seconds, write
 
 import vitreous
+from harness import RESULTS, environment, median_seconds, write
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from helpers import images, outputs, tiny_vit
 from vitreous import VitreousError
@@ -92,13 +93,34 @@ def test_same_number_of_tokens_is_not_the_same_grid(policy: str) -> None:
     assert outputs(model, images(1, 3, 16, 64)).shape == (1, 7)
 
 
-def test_resampling_is_computed_once_per_size() -> None:
-    embed.resampling_weights.cache_clear()
+@pytest.mark.parametrize("position", ["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d"])
+def test_what_a_size_needs_is_computed_once_and_kept(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    for name, function in embed.FUNCTIONS.items():
+        monkeypatch.setitem(embed.FUNCTIONS, name, lambda *a, f=function: calls.append(a) or f(*a))
+    model = tiny_vit(position=position, position_slots="patches")
+    embed.KEPT.clear()
+    with torch.inference_mode():
+        first = model(images(1, 3, 72, 40))
+    assert len(calls) == (1 if position.startswith("sincos") else 2)
+    torch.testing.assert_close(model(images(1, 3, 72, 40)), first)
+    model.train()(images(1, 3, 72, 40)).sum().backward()  # kept tensors of inference would not do here
+    assert len(calls) == (1 if position.startswith("sincos") else 2)
+
+
+def test_nothing_of_a_transform_or_a_tracer_is_kept() -> None:
     model = tiny_vit()
-    for _ in range(3):
-        outputs(model, images(1, 3, 48, 40))
-    info = embed.resampling_weights.cache_info()
-    assert (info.misses, info.hits) == (2, 4)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    embed.KEPT.clear()
+    torch.func.grad(lambda p: torch.func.functional_call(model, p, (images(1, 3, 80, 24),)).sum())(parameters)
+    tracer = FakeTensorMode()
+    fakes = {name: tracer.from_tensor(p) for name, p in parameters.items()}
+    for _ in range(2):  # the second time round, real ones are kept: a tracer must not be given those
+        with tracer:
+            shape = torch.func.functional_call(model, fakes, (torch.empty(1, 3, 80, 24),)).shape
+        assert shape == (1, 7)
+        assert outputs(model, images(1, 3, 80, 24)).isfinite().all()
+    assert not any(isinstance(t, FakeTensor) for kept in embed.KEPT.values() for t in kept)
 
 
 @pytest.mark.parametrize("position", ["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -70,14 +70,12 @@ class PatchEmbed(nn.Module):
 # ---------------------------------------------------------------- positions
 
 
-@lru_cache(maxsize=64)
 def sincos_1d(length: int, width: int) -> NDArray[np.float64]:
     """Positions of the original Transformer: sine and cosine in turn, wavelengths from 2 pi to 10,000 x 2 pi."""
     angles = np.outer(np.arange(length), 1e4 ** (-np.arange(0, width, 2) / width))
     return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, width)
 
 
-@lru_cache(maxsize=64)
 def sincos_2d(grid: Grid, width: int) -> NDArray[np.float64]:
     """big_vision's: [sin x, cos x, sin y, cos y], a quarter of the width each."""
     omega = 1e4 ** -(np.arange(width // 4) / max(width // 4 - 1, 1))
@@ -105,11 +103,10 @@ def position_table(c: "ViTConfig", tables: Mapping[str, Tensor], grid: Grid, lik
         return None
     slots = None
     if c.position == "sincos-2d":
-        (places,) = constants("sincos_2d", grid, c.width, device=like.device, dtype=like.dtype)
+        (places,) = constants("sincos_2d", grid, c.width, like=like)
         places = places[None]
     elif c.position == "sincos-1d":
-        length = c.slots + grid[0] * grid[1]
-        (table,) = constants("sincos_1d", length, c.width, device=like.device, dtype=like.dtype)
+        (table,) = constants("sincos_1d", c.slots + grid[0] * grid[1], c.width, like=like)
         slots, places = table[None, : c.slots], table[None, c.slots :]
     elif c.position == "learned-1d":
         if grid == c.grid and c.slots == c.prefix:
@@ -183,7 +180,6 @@ def _cubic(x: NDArray[np.float64], a: float) -> NDArray[np.float64]:
     return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
-@lru_cache(maxsize=256)
 def resampling_weights(policy: Policy, old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """For each of `new` cells along an axis: which of the `old` cells it is made of, and how much of each. (new, K)"""
     how = RESAMPLING[policy]
@@ -206,19 +202,37 @@ def resampling_weights(policy: Policy, old: int, new: int) -> tuple[NDArray[np.i
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (sincos_1d, sincos_2d, resampling_weights)}
+KEPT: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}  # what they gave for a size, on a device
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # done when a graph is made, not when it runs
-def constants(function: str, *arguments: Any, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """What one of the functions above makes of a size, as tensors.
+def constants(function: str, *arguments: Any, like: Tensor) -> tuple[Tensor, ...]:
+    """What one of the functions above makes of a size, as tensors: made once and kept on the device of `like`."""
+    device, dtype = like.device, like.dtype
+    if torch.compiler.is_compiling():
+        return baked(function, *arguments, device=device, dtype=dtype)  # type: ignore[no-any-return]
+    if type(like) not in (Tensor, nn.Parameter):  # fake tensors of a tracer, say: nothing here to be kept
+        return transfer(function, *arguments, device=device, dtype=dtype)
+    key = (function, arguments, device, dtype)
+    if key not in KEPT:
+        with torch.inference_mode(False):  # training will want them too
+            made = transfer(function, *arguments, device=device, dtype=dtype)
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, made)):  # gone when vmap or grad is
+            return made
+        if len(KEPT) >= 256:
+            KEPT.clear()
+        KEPT[key] = made
+    return KEPT[key]
 
-    They compute once and keep the result, as numpy: good on every device, and no tensor of a tracing or inference mode
-    can end up among them. The function is given by name because a compiler takes nothing but plain values here.
-    """
+
+def transfer(function: str, *arguments: Any, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
     result = FUNCTIONS[function](*arguments)
     arrays = result if isinstance(result, tuple) else (result,)
     single = [a.astype(np.float32) if a.dtype.kind == "f" and dtype != torch.float64 else a for a in arrays]
     return tuple(torch.tensor(a, device=device, dtype=dtype if a.dtype.kind == "f" else None) for a in single)
+
+
+# In a compiled graph they are constants. A compiler takes nothing but plain values here, so functions go by name.
+baked = torch.compiler.assume_constant_result(transfer)
 
 
 def resample(table: Tensor, old: Grid, new: Grid, policy: Policy) -> Tensor:
@@ -229,8 +243,8 @@ def resample(table: Tensor, old: Grid, new: Grid, policy: Policy) -> Tensor:
     """
     x: Tensor = table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(1, old)  # (T, rows, cols, D)
     for axis in (1, 2):
-        sizes = old[axis - 1], new[axis - 1]
-        cells, weight = constants("resampling_weights", policy, *sizes, device=x.device, dtype=x.dtype)  # (new, K)
+        cells, weight = constants("resampling_weights", policy, old[axis - 1], new[axis - 1], like=x)  # (new, K)
         weight = weight.unflatten(1, (-1, *[1] * (3 - axis)))  # to go with what follows the axis
-        x = sum(x.index_select(axis, cells[:, k]) * weight[:, k] for k in range(cells.shape[1]))
+        parts = (x.index_select(axis, cells[:, k]) * weight[:, k] for k in range(cells.shape[1]))
+        x = reduce(torch.add, parts)
     return x.flatten(1, 2).to(table.dtype)

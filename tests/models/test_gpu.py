@@ -28,13 +28,14 @@ def _full_precision() -> Iterator[None]:
 
 
 def full_size(name: str) -> nn.Module:
-    """As it starts training, but for the zeros that would hide everything behind them."""
+    """As it starts training, but for the zeros that would hide what is behind them. Units of a ResNet stay near their
+    shortcuts, as in a trained one: with gains of 1, gradients on noise are chaos, and any rounding replaces them."""
     torch.manual_seed(0)
     model = vitreous.create(name, device="cuda")
     nn.init.normal_(model.head.weight, std=0.02)
     for parameter_name, p in model.named_parameters():
         if parameter_name.endswith("norm3.weight"):
-            nn.init.ones_(p)
+            nn.init.constant_(p, 0.05)
     return model
 
 
@@ -68,7 +69,7 @@ def nudged(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("name", ["B/16", "R50+B/16", "BiT-R50x1"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_bf16_agrees_within_its_rounding(name: str, compiled: bool) -> None:
-    """Forward and backward in bf16 are off by no more than a few times what rounding weights and pixels once does."""
+    """Forward and backward in bf16 are off by less than three times what rounding weights and pixels once does."""
     torch._dynamo.reset()
     model = full_size(name)
     x = torch.randn(16, 3, 224, 224, device="cuda")
@@ -77,7 +78,8 @@ def test_bf16_agrees_within_its_rounding(name: str, compiled: bool) -> None:
     for what, select in (("forward", lambda r: r[0]), ("gradient", lambda r: whole(r[1:]))):
         error, unit = (distance(select(r), select(exact)) for r in (rounded, allowed))
         print(f"\n{name} {'compiled' if compiled else 'eager'} {what}: bf16 {error:.1e}, rounding alone {unit:.1e}")
-        assert error < 6 * unit
+        assert unit < 0.1
+        assert error < 3 * unit
 
 
 @pytest.mark.parametrize("name", ["B/16", "R50+B/16", "BiT-R50x1"])
@@ -91,7 +93,7 @@ def test_weights_in_bf16(name: str) -> None:
     assert rounded.dtype == torch.bfloat16
     error = distance(rounded.float(), exact)
     print(f"\n{name} weights in bf16: {error:.1e}, rounding alone {unit:.1e}")
-    assert error < 6 * unit
+    assert error < 3 * unit
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")  # off on purpose

@@ -61,13 +61,17 @@ def huggingface(name: str) -> nn.Module:
 
 
 def torchvision(name: str) -> nn.Module:
-    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    for operator in ("nms", "qnms"):  # a CPU build of torch does not know them
-        if not torch.cuda.is_available() and not hasattr(torch.ops.torchvision, operator):
-            torch.library.define(f"torchvision::{operator}", schema)
     import torchvision.models as library
 
     return getattr(library, TORCHVISION[name])()
+
+
+def let_torchvision_import() -> None:
+    """On a CPU build of torch its wheel imports once two of its operators are known. timm imports it too."""
+    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    for operator in ("nms", "qnms"):
+        if not torch.cuda.is_available() and not hasattr(torch.ops.torchvision, operator):
+            torch.library.define(f"torchvision::{operator}", schema)
 
 
 PEERS: dict[str, Callable[[str], nn.Module]] = {
@@ -113,6 +117,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["inference", "training"], choices=["inference", "training"])
     parser.add_argument("--out", type=Path, default=RESULTS / f"models-{device}.json")
     arguments = parser.parse_args()
+    let_torchvision_import()
 
     rows: list[dict[str, Any]] = []
     for name in arguments.models:

@@ -93,7 +93,7 @@ def test_weights_in_bf16(name: str) -> None:
     assert rounded.dtype == torch.bfloat16
     error = distance(rounded.float(), exact)
     print(f"\n{name} weights in bf16: {error:.1e}, rounding alone {unit:.1e}")
-    assert error < 3 * unit
+    assert error < 6 * unit  # every activation is rounded too, the residual stream included
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")  # off on purpose

@@ -208,9 +208,7 @@ KEPT: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}  # what they gave for a siz
 def constants(function: str, *arguments: Any, like: Tensor) -> tuple[Tensor, ...]:
     """What one of the functions above makes of a size, as tensors: made once and kept on the device of `like`."""
     device, dtype = like.device, like.dtype
-    if torch.compiler.is_compiling():
-        return baked(function, *arguments, device=device, dtype=dtype)  # type: ignore[no-any-return]
-    if type(like) not in (Tensor, nn.Parameter):  # fake tensors of a tracer, say: nothing here to be kept
+    if torch.compiler.is_compiling() or type(like) not in (Tensor, nn.Parameter):  # nothing a tracer makes may be kept
         return transfer(function, *arguments, device=device, dtype=dtype)
     key = (function, arguments, device, dtype)
     if key not in KEPT:
@@ -231,8 +229,9 @@ def transfer(function: str, *arguments: Any, device: torch.device, dtype: torch.
     return tuple(torch.tensor(a, device=device, dtype=dtype if a.dtype.kind == "f" else None) for a in single)
 
 
-# In a compiled graph they are constants. A compiler takes nothing but plain values here, so functions go by name.
-baked = torch.compiler.assume_constant_result(transfer)
+# In a compiled graph they are constants; the compiler takes nothing but plain values here, so functions go by name.
+# This is what torch.compiler.assume_constant_result does, less the import of the whole compiler (a second).
+transfer._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def resample(table: Tensor, old: Grid, new: Grid, policy: Policy) -> Tensor:

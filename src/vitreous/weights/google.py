@@ -105,7 +105,7 @@ def open_npz(path: str | Path) -> dict[str, Array]:
 def read(arrays: Mapping[str, Array], *, native_size: Size | None = None) -> tuple[ViTConfig | BiTConfig, State]:
     """Google's arrays -> the native config and state dict. Every array must find its place."""
     source = Source(modernise(arrays))
-    released_bit = any(name.startswith("resnet/") for name in arrays)
+    released_bit = any("resnet/" in name for name in arrays)
     config: ViTConfig | BiTConfig
     if "embedding/kernel" in source:
         config, state = read_vit(source, native_size)
@@ -281,7 +281,7 @@ def _split_positions(entries: int, has_class: bool, given: Grid | None) -> tuple
             return slots, (side, side)
     if given is None:
         raise VitreousError(f"{entries} positions are not a square grid; give its native_size")
-    raise VitreousError(f"{entries} positions are not the {given[0]} x {given[1]} grid of image_size")
+    raise VitreousError(f"{entries} positions are not the {given[0]} x {given[1]} grid of native_size")
 
 
 def read_bit(source: Source, native_size: Size | None, released: bool) -> tuple[BiTConfig, State]:

@@ -8,7 +8,7 @@ import pytest
 
 def vitreous(*arguments: str) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
-        [sys.executable, "-m", "vitreous.cli", *arguments], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "vitreous", *arguments], capture_output=True, text=True, check=False, timeout=120
     )
     assert "Traceback" not in result.stderr
     return result
@@ -55,7 +55,7 @@ def test_help_and_version() -> None:
 
 
 def test_a_reader_that_goes_away() -> None:
-    command = f"{sys.executable} -m vitreous.cli models 'B*' | head -n 1"
+    command = f"{sys.executable} -m vitreous models 'B*' | head -n 1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=120)
     assert "model" in result.stdout
     assert not result.stderr

@@ -88,15 +88,15 @@ class ViTConfig:
         backbone_ok = self.backbone is None or type(self.backbone) is ResNetConfig
         for ok, name, problem in (
             (self.width % parts == 0, "position", f"needs a width divisible by {parts}, not {self.width}"),
-            (self.pool != "token" or self.class_token, "pool", "needs class_token=True"),
-            (self.pool != "none" or self.final_norm == "before-pool", "final_norm", "nothing is pooled by pool='none'"),
-            (self.position != "relative" or at != "stem", "position_at", "relative positions live in every layer"),
-            (self.position != "none" or at == "stem", "position_at", "must be 'stem' with position='none'"),
-            (not fixed or at != "every-layer", "position_at", f"{self.position} is the same in every layer: share it"),
-            (can_slot or slots == "patches", "position_slots", f"{self.position} places patches alone: 'patches'"),
-            (slots != "class" or self.class_token, "position_slots", "needs class_token=True"),
-            (slots != "all" or self.registers, "position_slots", "needs registers; without them say 'class'"),
-            (backbone_ok, "backbone", "expected a ResNetConfig, without a head"),
+            (self.pool != "token" or self.class_token, "pool", "needs class_token=True; or 'gap', 'map', 'none'"),
+            (self.pool != "none" or self.final_norm == "before-pool", "final_norm", "'before-pool' with pool='none'"),
+            (self.position != "relative" or at != "stem", "position_at", "relative: 'every-layer' or '...-shared'"),
+            (self.position != "none" or at == "stem", "position_at", "with position='none' nothing but 'stem'"),
+            (not fixed or at != "every-layer", "position_at", f"{self.position}: 'stem' or 'every-layer-shared'"),
+            (can_slot or slots == "patches", "position_slots", f"{self.position}: nothing but 'patches'"),
+            (slots != "class" or self.class_token, "position_slots", "needs class_token=True; or 'patches'"),
+            (slots != "all" or self.registers, "position_slots", "needs registers; or 'class', 'patches'"),
+            (backbone_ok, "backbone", "expected a ResNetConfig (a BiTConfig has a head) or None"),
         ):
             require(ok, self, name, problem)
         try:

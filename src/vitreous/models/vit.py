@@ -84,13 +84,14 @@ class ViTConfig:
             require(getattr(self, name) is None or getattr(self, name) > 0, self, name, "must be None or positive")
         require(self.width % self.heads == 0, self, "heads", f"must divide the width, {self.width}")
         parts = {"learned-2d": 2, "sincos-1d": 2, "sincos-2d": 4}.get(self.position, 1)
-        at, slots, fixed = self.position_at, self.position_slots, self.position.startswith("sincos")
+        relative, fixed = self.position == "relative", self.position.startswith("sincos")
+        at, slots = self.position_at, self.position_slots
         backbone_ok = self.backbone is None or type(self.backbone) is ResNetConfig
         for ok, name, problem in (
             (self.width % parts == 0, "position", f"needs a width divisible by {parts}, not {self.width}"),
             (self.pool != "token" or self.class_token, "pool", "needs class_token=True; or 'gap', 'map', 'none'"),
             (self.pool != "none" or self.final_norm == "before-pool", "final_norm", "'before-pool' with pool='none'"),
-            (self.position != "relative" or at != "stem", "position_at", "relative: 'every-layer' or '...-shared'"),
+            (not relative or at != "stem", "position_at", "relative: 'every-layer' or 'every-layer-shared'"),
             (self.position != "none" or at == "stem", "position_at", "with position='none' nothing but 'stem'"),
             (not fixed or at != "every-layer", "position_at", f"{self.position}: 'stem' or 'every-layer-shared'"),
             (can_slot or slots == "patches", "position_slots", f"{self.position}: nothing but 'patches'"),

@@ -132,6 +132,17 @@ def test_positions(position: str, size: tuple[int, int]) -> None:
     assert relative_error(outputs(model.cuda(), x.cuda()).cpu(), here) <= 1e-5
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
+@pytest.mark.parametrize("position", ["learned-1d", "relative", "sincos-1d", "sincos-2d"])
+def test_compiled_at_another_size(position: str) -> None:
+    torch._dynamo.reset()
+    model = tiny_vit(position=position).cuda()
+    compiled = torch.compile(model, fullgraph=True)
+    for size in ((32, 32), (48, 40), (24, 64)):
+        x = images(2, 3, *size).cuda()
+        assert relative_error(outputs(compiled, x), outputs(model, x)) < 1e-4
+
+
 def test_both_patch_projections() -> None:
     x = torch.randn(4, 3, 230, 224, device="cuda")
     weight, bias = torch.randn(768, 3, 16, 16, device="cuda") / 30, torch.randn(768, device="cuda")

@@ -111,7 +111,7 @@ def training(model: nn.Module, batch: int, device: str, compiled: bool) -> float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--models", nargs="+", default=list(BATCH[device]))
+    parser.add_argument("--models", nargs="+", default=list(BATCH[device]), choices=BATCH[device])
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
     parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
     parser.add_argument("--tasks", nargs="+", default=["inference", "training"], choices=["inference", "training"])

@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from sklearn.datasets import load_sample_image
 
@@ -33,10 +34,12 @@ def main() -> None:
 
     model = vitreous.create("Ti/16", gelu="erf", resample="timm").eval()
     assert isinstance(model, vitreous.VisionTransformer)
-    model.load_state_dict({name: tensor.float() for name, tensor in load_file(arguments.weights).items()})
-
-    image = Image.open(arguments.photo) if arguments.photo else Image.fromarray(load_sample_image("flower.jpg"))
-    image = image.convert("RGB")
+    try:
+        model.load_state_dict({name: tensor.float() for name, tensor in load_file(arguments.weights).items()})
+        image = Image.open(arguments.photo) if arguments.photo else Image.fromarray(load_sample_image("flower.jpg"))
+        image = image.convert("RGB")
+    except (OSError, RuntimeError, SafetensorError) as error:  # no such file, not a DeiT-Ti, not a picture
+        parser.error(str(error))
     image.thumbnail((480, 480))
     width, height = (side // 16 * 16 for side in image.size)
     pixels = torch.from_numpy(np.array(image.crop((0, 0, width, height)))) / 255

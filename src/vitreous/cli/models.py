@@ -29,11 +29,10 @@ def models(
     if not found:
         raise VitreousError(f"no model matches {pattern!r}; `vitreous models` lists all {len(zoo.ZOO)}")
 
-    table = Table(
-        "model", "parameters", "GFLOPs", "tokens", "px", "width x depth x heads", box=None, header_style="bold"
-    )
-    for column in table.columns[1:5]:
-        column.justify = "right"
+    table = Table(box=None, pad_edge=False, header_style="bold")  # 79 columns: it fits a plain terminal
+    for title in ("model", "parameters", "GFLOPs", "tokens", "px", "width x depth x heads"):
+        number = title in ("parameters", "GFLOPs", "tokens", "px")
+        table.add_column(title, no_wrap=True, justify="right" if number else "left")
     refusals = []
     for name in found:
         config = zoo.config(name)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitreous.models.base import Model
 from vitreous.models.checks import Grid, Size, ceil_div, check_fields, check_images, pick_layers, require
 from vitreous.models.init import lecun_normal_, reset_head_
 
@@ -226,16 +227,12 @@ class ResNet(nn.Module):
         return self.stage_maps(images, checkpoint_activations)[-1]
 
 
-class BiT(nn.Module):
-    """`model(images)` gives logits, `features` the pooled map under the head, `intermediates` the stages' maps.
-
-    Set `checkpoint_activations` to trade a second forward for memory in training; the gradients are the same.
-    """
+class BiT(Model):
+    """`model(images)` gives logits, `features` the pooled map under the head, `intermediates` the stages' maps."""
 
     def __init__(self, config: BiTConfig):
         super().__init__()
         self.config = config
-        self.checkpoint_activations = False
         self.backbone = ResNet(config, config.channels)
         self.head = nn.Linear(config.out_width, config.num_classes) if config.num_classes else nn.Identity()
         self.reset_parameters()

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
+from vitreous.models.base import Model
 from vitreous.models.checks import Grid, Size, check_fields, check_images, pair, pick_layers, require, settle
 from vitreous.models.embed import Bias, PatchEmbed, Policy, patch_grid, position_biases, position_shapes, position_table
 from vitreous.models.init import lecun_normal_, reset_head_, xavier_
@@ -254,16 +255,12 @@ class AttentionPool(nn.Module):
         return x[:, 0]
 
 
-class VisionTransformer(nn.Module):
-    """`model(images)` gives logits, from images (B, C, H, W) of any size that is made of whole patches.
-
-    Set `checkpoint_activations` to trade a second forward for memory in training; the gradients are the same.
-    """
+class VisionTransformer(Model):
+    """`model(images)` gives logits, from images (B, C, H, W) of any size that is made of whole patches."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = c = config
-        self.checkpoint_activations = False
         inputs = c.channels if c.backbone is None else c.backbone.out_width
         self.backbone = None if c.backbone is None else ResNet(c.backbone, c.channels)
         self.patch_embed = PatchEmbed(inputs, c.width, pair(c.patch_size))

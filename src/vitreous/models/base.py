@@ -1,0 +1,18 @@
+"""What every model is, whatever it is made of."""
+
+from typing import Any
+
+from torch import nn
+
+
+class Model(nn.Module):
+    """A ViT or a BiT: `model(images)` gives logits, `model.features(images)` what is under the head.
+
+    Set `checkpoint_activations` to trade a second forward for memory in training; the gradients are the same.
+    The rest travels with the weights, from the file they were read from to the file they are written to.
+    """
+
+    checkpoint_activations: bool = False
+    preprocessing: Any = None  # vitreous.preprocessing.Preprocessing: what images it was trained to see; None: not known
+    labels: tuple[str, ...] | None = None  # the names of its classes
+    report: Any = None  # vitreous.weights.report.LoadReport: what was found in the file

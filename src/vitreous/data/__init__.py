@@ -1,0 +1,1 @@
+"""Images: where they lie, and what is in them."""

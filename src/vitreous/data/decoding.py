@@ -1,0 +1,244 @@
+"""Any image file, as the upright 8-bit picture a person would see."""
+
+import io
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from glob import escape, glob, has_magic
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vitreous.errors import VitreousError
+
+# What people keep pictures in, by Pillow's name. EPS is not among them: Pillow would run Ghostscript on it.
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "BMP": (".bmp", ".dib"),
+    "AVIF": (".avif",),
+    "JPEG2000": (".jp2", ".j2k", ".jpx"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm", ".pfm"),
+    "QOI": (".qoi",),
+    "ICO": (".ico",),
+    "PSD": (".psd",),
+    "TGA": (".tga",),
+}
+IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # or Python prints its complaints about broken files
+
+ORIENTATION = 0x0112  # the EXIF tag: how the camera was held
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode(file: str | Path | bytes | BinaryIO) -> Image.Image:
+    """The image in a file, in its bytes or in an open stream: "L" if it is grey, otherwise "RGB".
+
+    It is turned upright by its EXIF orientation; what is transparent becomes white; of an animation it is the first
+    frame. 16-bit grey is scaled to 8 bits. Grey in floating point, or in more than 16 bits, has no white of its own:
+    if it lies in 0..1 (floats) or 0..65535 (integers) that is the range, otherwise it is stretched from its least to
+    its greatest value.
+    """
+    name = f"{file}: " if isinstance(file, str | Path) else ""
+    try:
+        with _opened(file) as stream, _quiet(), Image.open(stream, formats=_formats()) as stored:
+            stored.load()
+            image = _eight_bit(_turned(stored))
+    except VitreousError as error:
+        raise VitreousError(f"{name}{error}") from None
+    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
+        raise VitreousError(f"{name}{_reason(error)}") from error
+    image.info = {}  # no orientation is left to be applied a second time
+    return image
+
+
+def find_images(patterns: Sequence[str | Path]) -> list[Path]:
+    """The image files meant by names of files, of folders (searched throughout, hidden ones left out) and by patterns.
+
+    A file that is named is taken whatever its suffix; in a folder, and by a pattern, only the suffixes of images are.
+    """
+    found: dict[tuple[str, str], Path] = {}
+    for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
+        for path in _matches(Path(pattern)):
+            found.setdefault((os.path.realpath(path.parent), path.name), path)
+    if not found:
+        raise VitreousError("no images were named")
+    return list(found.values())
+
+
+def _matches(pattern: Path) -> list[Path]:
+    if pattern.is_dir():
+        if images := _in_folder(pattern):
+            return images
+        raise VitreousError(f"{pattern}: no image in this folder")
+    if os.path.lexists(pattern):  # also a name with a [ in it, or a link that leads nowhere: decoding will say so
+        return [pattern]
+    if not has_magic(str(pattern)):
+        raise VitreousError(f"{pattern}: there is no such file or folder")
+    images = []
+    for match in sorted(_expand(pattern)):
+        if match.is_dir():
+            images += _in_folder(match)
+        elif _is_image(match):
+            images.append(match)
+    if not images:
+        raise VitreousError(f"{pattern}: no image matches")
+    return images
+
+
+def _expand(pattern: Path) -> Iterator[Path]:
+    """Glob, but ** does not go round in circles where a link leads back up."""
+    parts = pattern.parts
+    if "**" not in parts:
+        yield from map(Path, glob(str(pattern)))  # noqa: PTH207 (that one takes no absolute pattern)
+        return
+    at = parts.index("**")
+    for root in _expand(Path(*parts[:at])):
+        for folder, _ in _walk(root) if root.is_dir() else ():
+            yield from _expand(Path(escape(str(folder)), *(parts[at + 1 :] or ["*"])))
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    return sorted(file for _, files in _walk(folder) for file in files if _is_image(file))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Each folder below and its files. Links are followed; a folder that was seen is not entered again."""
+
+    def refuse(error: OSError) -> None:
+        raise VitreousError(f"{error.filename}: this folder cannot be read ({error.strerror})")
+
+    seen = set()
+    for name, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        status = Path(name).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+        yield Path(name), [Path(name, file) for file in files]
+
+
+@contextmanager
+def _opened(file: str | Path | bytes | BinaryIO) -> Iterator[BinaryIO]:
+    """The file as a stream that can go back to its start. One that the caller opened stays open."""
+    if isinstance(file, str | Path):
+        with Path(file).open("rb") as stream:
+            yield _rewound(stream)
+    else:
+        yield _rewound(io.BytesIO(file) if isinstance(file, bytes) else file)
+
+
+def _rewound(stream: BinaryIO) -> BinaryIO:
+    if not stream.seekable():
+        stream = io.BytesIO(stream.read())
+    stream.seek(0)
+    if not stream.read(1):
+        raise VitreousError("the file is empty")
+    return stream
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)  # older Pillows know fewer
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    try:
+        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # what is wrong in its EXIF does not make a picture unreadable
+        turn = None
+    return image if turn is None else image.transpose(turn)
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return _scaled(image)
+    if image.mode in ("La", "RGBa"):  # multiplied by alpha already; Pillow undoes that only by this way
+        image = image.convert(image.mode.upper())
+    grey = image.mode in ("1", "L", "LA")
+    if not image.has_transparency_data:
+        return image.convert("L" if grey else "RGB")
+    image = image.convert("LA" if grey else "RGBA")
+    canvas = Image.new("L" if grey else "RGB", image.size, "white")
+    canvas.paste(image.convert(canvas.mode), mask=image.getchannel("A"))
+    return canvas
+
+
+def _scaled(image: Image.Image) -> Image.Image:
+    floats = image.mode == "F"
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0, posinf=0, neginf=0)
+    low, high = 0.0, 1.0 if floats else 65535.0
+    if values.min() < low or values.max() > high:
+        low, high = values.min(), values.max()
+    if (clear := image.info.get("transparency")) is not None:
+        values = np.where(values == clear, high, values)
+    return Image.fromarray(np.rint((values - low) * (255 / (high - low or 1))).astype(np.uint8))
+
+
+REASONS = {
+    FileNotFoundError: "there is no such file",
+    IsADirectoryError: "is a folder, not a file",
+    PermissionError: "may not be read (permission denied)",
+    UnidentifiedImageError: "not an image, or not of a kind that can be read",
+    Image.DecompressionBombError: "has too many pixels to be decoded safely",
+    EOFError: "the file is cut short",
+}
+
+
+def _reason(error: Exception) -> str:
+    for kind, reason in REASONS.items():
+        if isinstance(error, kind):
+            return reason
+    if "truncated" in str(error).lower():
+        return REASONS[EOFError]
+    return f"cannot be decoded ({str(error) or type(error).__name__})"
+
+
+# warnings.catch_warnings is not made for threads: two that overlap leave each other's filters behind. So the first one
+# in installs the filter, and the last one out takes it away.
+_lock = threading.Lock()
+_inside = 0
+_caught = warnings.catch_warnings()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Pillow's warnings (odd EXIF, large images) from a caller who can do nothing about them."""
+    global _inside, _caught  # noqa: PLW0603
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            _caught = warnings.catch_warnings()
+            _caught.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\.|vitreous\.data\.")
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _caught.__exit__(None, None, None)

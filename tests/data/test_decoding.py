@@ -1,0 +1,331 @@
+"""Real files of every kind, written by Pillow and read back: the pixels are those a person would see."""
+
+import io
+import os
+import struct
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from vitreous.data.decoding import IMAGE_SUFFIXES, decode, find_images
+from vitreous.errors import VitreousError
+
+ORANGE = (200, 100, 50)
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def quarters() -> Image.Image:
+    """Red, green over blue, white, 32 wide and 16 high: no turn or flip of it looks the same."""
+    image = Image.new("RGB", (32, 16), "white")
+    for box, colour in (((0, 0, 16, 8), "red"), ((16, 0, 32, 8), "lime"), ((0, 8, 16, 16), "blue")):
+        image.paste(colour, box)
+    return image
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "AVIF", "JPEG2000", "PPM", "ICO", "TGA"])
+def test_formats(kind: str) -> None:
+    image = decode(encoded(Image.new("RGB", (16, 16), ORANGE), kind))
+    assert (image.mode, image.size) == ("RGB", (16, 16))
+    assert np.abs(np.asarray(image, dtype=int) - ORANGE).max() <= 3
+
+
+def test_a_path_a_string_bytes_and_a_stream(tmp_path: Path) -> None:
+    path = tmp_path / "ü [1].PNG"
+    quarters().save(path)
+    with path.open("rb") as stream:
+        for file in (path, str(path), path.read_bytes(), stream):
+            np.testing.assert_array_equal(np.asarray(decode(file)), np.asarray(quarters()))
+        assert not stream.closed  # it is the caller's
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as sink:
+        sink.write(path.read_bytes())
+    with os.fdopen(read, "rb") as source:
+        assert decode(source).size == (32, 16)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_upright(orientation: int, kind: str) -> None:
+    stored = Image.new("RGB", (32, 16))
+    stored.paste(quarters())
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"quality": 95} if kind == "JPEG" else {"lossless": True} if kind == "WEBP" else {}
+    data = encoded(stored, kind, exif=exif, **options)
+    with Image.open(io.BytesIO(data)) as reference:
+        expected = ImageOps.exif_transpose(reference)
+    image = decode(data)
+    assert image.size == ((16, 32) if orientation >= 5 else (32, 16))
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(expected))
+    assert image.getexif().get(0x0112) is None  # nobody turns it again
+
+
+def test_a_portrait_from_a_camera_held_sideways() -> None:
+    portrait = Image.new("L", (20, 40), 0)
+    portrait.paste(255, (0, 0, 20, 20))  # the sky is above
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = decode(encoded(portrait.transpose(Image.Transpose.ROTATE_90), "JPEG", exif=exif))
+    assert (image.mode, image.size) == ("L", (20, 40))
+    assert image.getpixel((10, 5)) > 250
+    assert image.getpixel((10, 35)) < 5
+
+
+def test_broken_exif_is_not_a_broken_picture() -> None:
+    for exif in (b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 40):
+        assert decode(encoded(quarters(), "JPEG", exif=exif)).size == (32, 16)
+
+
+def test_grey_stays_grey() -> None:
+    ramp = np.tile(np.arange(256, dtype=np.uint8), (4, 1))
+    image = decode(encoded(Image.fromarray(ramp), "PNG"))
+    assert image.mode == "L"
+    np.testing.assert_array_equal(np.asarray(image), ramp)
+    bilevel = decode(encoded(Image.fromarray(ramp > 99), "PNG"))
+    assert bilevel.mode == "L"
+    np.testing.assert_array_equal(np.asarray(bilevel), np.where(ramp > 99, 255, 0))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2"), ("PPM", "<u2")])
+def test_sixteen_bits_are_scaled(kind: str, dtype: str) -> None:
+    ramp = np.tile(np.arange(0, 65536, 257), (4, 1)).astype(dtype)
+    image = decode(encoded(Image.fromarray(ramp), kind))
+    assert image.mode == "L"
+    np.testing.assert_array_equal(np.asarray(image)[0], np.arange(256))
+
+
+def test_wide_integers_and_floats() -> None:
+    def read(values: Any, dtype: str) -> list[int]:
+        return np.asarray(decode(encoded(Image.fromarray(np.array([values], dtype=dtype)), "TIFF")))[0].tolist()
+
+    assert read([0, 257, 65535], "int32") == [0, 1, 255]
+    assert read([-100, 0, 155], "int32") == [0, 100, 255]  # stretched
+    assert read([70000, 70000], "int32") == [0, 0]
+    assert read([0.0, 0.2, 0.6], "float32") == [0, 51, 153]
+    assert read([-1.0, 0.0, 4.0], "float32") == [0, 51, 255]
+    assert read([0.0, np.nan, 1.0], "float32") == [0, 0, 255]
+
+
+def test_cmyk_and_ycbcr() -> None:
+    for mode, kind in (("CMYK", "JPEG"), ("CMYK", "TIFF"), ("YCbCr", "TIFF")):
+        image = decode(encoded(Image.new("RGB", (16, 16), ORANGE).convert(mode), kind))
+        assert image.mode == "RGB"
+        assert np.abs(np.asarray(image, dtype=int) - ORANGE).max() <= 2
+
+
+def transparent(mode: str) -> Image.Image:
+    """Left: colour, opaque. Middle: the same at alpha 102 (two fifths). Right: clear, with black beneath."""
+    image = Image.new("RGBA", (3, 1), (*ORANGE, 255))
+    image.putpixel((1, 0), (*ORANGE, 102))
+    image.putpixel((2, 0), (0, 0, 0, 0))
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("RGBA", "PNG"), ("RGBA", "TIFF"), ("LA", "PNG")])
+def test_what_is_transparent_becomes_white(mode: str, kind: str) -> None:
+    image = decode(encoded(transparent(mode), kind))
+    assert image.mode == ("L" if mode == "LA" else "RGB")
+    colour = np.array(ORANGE if mode == "RGBA" else 124)
+    expected = np.stack([colour, np.rint(255 + (colour - 255) * 0.4), np.full_like(colour, 255)])
+    assert np.abs(np.asarray(image, dtype=int)[0] - expected).max() <= 1
+
+
+def test_transparent_palettes_and_single_transparent_colours() -> None:
+    palette = Image.new("P", (3, 1))
+    palette.putpalette([*ORANGE, 0, 0, 255, 0, 0, 0])
+    for x in range(3):
+        palette.putpixel((x, 0), x)
+    plain = [ORANGE, (0, 0, 255), (0, 0, 0)]
+
+    def pixels(data: bytes) -> list[Any]:
+        image = decode(data)
+        return [image.getpixel((x, 0)) for x in range(image.width)]
+
+    assert pixels(encoded(palette, "PNG")) == plain
+    assert pixels(encoded(palette, "PNG", transparency=1)) == [ORANGE, (255, 255, 255), (0, 0, 0)]
+    assert pixels(encoded(palette, "GIF", transparency=1)) == [ORANGE, (255, 255, 255), (0, 0, 0)]
+    assert pixels(encoded(palette, "PNG", transparency=bytes([255, 102, 0])))[1:] == [(153, 153, 255), (255, 255, 255)]
+    colours = palette.convert("RGB")
+    assert pixels(encoded(colours, "PNG", transparency=ORANGE)) == [(255, 255, 255), (0, 0, 255), (0, 0, 0)]
+    grey = Image.fromarray(np.array([[0, 100, 200]], dtype=np.uint8))
+    assert pixels(encoded(grey, "PNG", transparency=100)) == [0, 255, 200]
+    deep = Image.fromarray(np.array([[0, 100 * 257, 200 * 257]], dtype=np.uint16))
+    assert pixels(encoded(deep, "PNG", transparency=100 * 257)) == [0, 255, 200]
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_the_first_frame(kind: str) -> None:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "lime", "blue")]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    image = decode(encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options))
+    assert image.getpixel((3, 3)) == (255, 0, 0)
+
+
+def test_what_cannot_be_decoded_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = encoded(Image.effect_noise((64, 64), 50), "PNG")
+    reasons = {
+        "empty.jpg": (b"", "the file is empty"),
+        "text.jpg": (b"<!DOCTYPE html><html>404</html>", "not an image, or not of a kind that can be read"),
+        "cut.png": (whole[: len(whole) // 2], "the file is cut short"),
+        "cut.jpg": (encoded(Image.effect_noise((64, 64), 50), "JPEG")[:900], "the file is cut short"),
+        "figure.eps": (encoded(quarters(), "EPS"), "not an image, or not of a kind that can be read"),
+        "bomb.png": (png_header(30000, 30000), "has too many pixels"),
+    }
+    for name, (data, reason) in reasons.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(VitreousError) as caught:
+            decode(tmp_path / name)
+        assert str(caught.value).startswith(f"{tmp_path / name}: ")
+        assert reason in str(caught.value)
+        with pytest.raises(VitreousError) as caught:
+            decode(data)
+        assert reason in str(caught.value)
+        assert str(tmp_path) not in str(caught.value)
+    with pytest.raises(VitreousError, match=r"gone\.jpg: there is no such file"):
+        decode(tmp_path / "gone.jpg")
+    with pytest.raises(VitreousError, match=f"{tmp_path}: is a folder, not a file"):
+        decode(tmp_path)
+    with pytest.raises(VitreousError, match=r"cannot be decoded \(embedded null"):
+        decode("a\0b.jpg")
+
+    def forbid(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", forbid)
+    with pytest.raises(VitreousError, match=r"secret.jpg: may not be read \(permission denied\)"):
+        decode("secret.jpg")
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and goes no further."""
+    chunks = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b"")
+    packed = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc32(kind + data)) for kind, data in chunks
+    ]
+    return b"".join([b"\x89PNG\r\n\x1a\n", *packed])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux lists them")
+def test_no_file_is_left_open(tmp_path: Path) -> None:
+    quarters().save(tmp_path / "fine.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "fine.png").read_bytes()[:60])
+    kept, before = [], os.listdir("/proc/self/fd")  # noqa: PTH208
+    kept.append(decode(tmp_path / "fine.png"))
+    with pytest.raises(VitreousError) as caught:
+        decode(tmp_path / "cut.png")
+    assert len(os.listdir("/proc/self/fd")) == len(before), caught  # noqa: PTH208
+
+
+def test_warnings_stay_inside_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(Image.new("L", (60, 60)), "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # 3,600 pixels: Pillow warns, and would refuse 4,001
+    with pytest.raises(Image.DecompressionBombWarning), Image.open(io.BytesIO(data)):
+        pass
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(image.size == (60, 60) for image in pool.map(decode, [data] * 200))
+    assert list(warnings.filters) == before
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files need not be images here: they are found by name."""
+    for name in ("b.JPG", "a.png", "notes.txt", ".hidden.png", "sub/c.webp", "sub/.cache/d.png", "sub/deep/ü.jpeg"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(*patterns: str | Path) -> list[str]:
+    return [str(path) for path in find_images(patterns)]
+
+
+def test_folders_files_and_patterns(folder: Path) -> None:
+    everything = ["a.png", "b.JPG", "sub/c.webp", "sub/deep/ü.jpeg"]
+    assert names(".") == everything
+    assert names(folder) == [str(folder / name) for name in everything]
+    assert names("notes.txt") == ["notes.txt"]  # it was named; decoding will tell
+    assert names("*") == everything  # as the shell would have it: folders too
+    assert names("*.*") == ["a.png", "b.JPG"]
+    assert names("**/*.webp", "**/ü*") == ["sub/c.webp", "sub/deep/ü.jpeg"]
+    assert names("**") == everything
+    assert names(str(folder / "**" / "*.jp*g")) == [str(folder / "sub/deep/ü.jpeg")]
+    assert names("sub/**/deep") == ["sub/deep/ü.jpeg"]
+
+
+def test_order_is_kept_and_duplicates_are_dropped(folder: Path) -> None:
+    assert names("sub", "a.png", "./a.png", folder / "a.png", ".") == [
+        "sub/c.webp",
+        "sub/deep/ü.jpeg",
+        "a.png",
+        "b.JPG",
+    ]
+
+
+def test_a_name_that_looks_like_a_pattern_is_a_name(folder: Path) -> None:
+    (folder / "x[1].png").touch()
+    (folder / "x1.png").touch()
+    (folder / "set[a]").mkdir()
+    (folder / "set[a]" / "y.png").touch()
+    assert names("x[1].png") == ["x[1].png"]
+    assert names("x[0-9].png") == ["x1.png"]
+    assert names("set[[]a]/**") == ["set[a]/y.png"]
+
+
+def test_links_are_followed_but_not_in_circles(folder: Path) -> None:
+    (folder / "sub" / "up").symlink_to(folder)
+    (folder / "sub" / "also").symlink_to(folder)
+    (folder / "link.png").symlink_to("nowhere")
+    expected = ["a.png", "b.JPG", "link.png", "sub/c.webp", "sub/deep/ü.jpeg"]
+    assert names(".") == expected
+    assert names("**/*") == expected
+    (folder / "other").mkdir()
+    (folder / "other" / "pictures").symlink_to(folder / "sub" / "deep")
+    assert names("other") == ["other/pictures/ü.jpeg"]
+
+
+def test_finding_nothing_is_an_error(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    for pattern, message in {
+        "gone.png": "gone.png: there is no such file or folder",
+        "empty": "empty: no image in this folder",
+        "*.tiff": r"\*.tiff: no image matches",
+        "*.txt": r"\*.txt: no image matches",
+        "gone/**": r"gone/\*\*: no image matches",
+    }.items():
+        with pytest.raises(VitreousError, match=message):
+            find_images(["a.png", pattern])
+    with pytest.raises(VitreousError, match="no images were named"):
+        find_images([])
+
+
+def test_a_folder_that_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def forbid(path: Any) -> Any:
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", forbid)
+    with pytest.raises(VitreousError, match=r"sub/deep: this folder cannot be read \(Permission denied\)"):
+        find_images(["sub"])
+
+
+def test_suffixes_are_ones_that_pillow_reads() -> None:
+    Image.init()
+    assert set(Image.registered_extensions()) >= IMAGE_SUFFIXES
+    assert {".jpg", ".jpeg", ".png", ".webp", ".gif", ".tif", ".bmp"} <= IMAGE_SUFFIXES

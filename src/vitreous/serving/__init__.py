@@ -1,0 +1,1 @@
+"""A trained model at work: prediction."""

@@ -1,0 +1,131 @@
+"""What a model sees in images: its most probable classes, by name."""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.data.decoding import decode
+from vitreous.errors import VitreousError
+from vitreous.models.base import Model
+from vitreous.preprocessing import Preprocessing
+from vitreous.weights.labels import imagenet1k
+
+THREADS = min(8, (os.cpu_count() or 1) + 1)  # that decode while the model runs
+
+
+@dataclass(frozen=True)
+class Answer:
+    index: int  # of the class
+    label: str | None  # its name, if it has one
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    image: str | Path
+    top: tuple[Answer, ...]  # the most probable first
+    error: str | None = None  # why there is no answer
+
+
+def preprocessing_of(model: Model) -> Preprocessing:
+    """What the model was trained to see; for one that does not say, its own size and pixels in -1..1."""
+    config: Any = model.config
+    found = model.preprocessing
+    if found is None:
+        half = (0.5,) * config.channels
+        return Preprocessing(size=config.image_size, mean=half, std=half)
+    assert isinstance(found, Preprocessing)
+    if len(found.mean) != config.channels:
+        raise VitreousError(
+            f"the model takes {config.channels} channels, and its preprocessing is for {len(found.mean)}"
+        )
+    return found
+
+
+def labels_of(model: Model) -> tuple[str, ...] | None:
+    """The names of the model's classes. A thousand classes without names are taken to be ImageNet-1k's."""
+    config: Any = model.config
+    classes = config.num_classes
+    if model.labels is None:
+        return imagenet1k() if classes == 1000 else None
+    if len(model.labels) != classes:
+        raise VitreousError(f"the model has {classes} classes and {len(model.labels)} names for them")
+    return model.labels
+
+
+def predict(model: Model, images: Iterable[str | Path], *, top: int = 5, batch_size: int = 32) -> Iterator[Prediction]:
+    """The `top` classes of each image file, in order and as they come. The model is put into evaluation mode.
+
+    A few threads decode ahead of the model, never more than two batches. A file that cannot be decoded yields a
+    prediction that says so.
+    """
+    for name, value in (("top", top), ("batch_size", batch_size)):
+        if value < 1:
+            raise VitreousError(f"{name} = {value}: must be 1 or more")
+    config: Any = model.config
+    if config.num_classes == 0:
+        raise VitreousError("the model has no head: it gives features, not classes to predict")
+    return _predictions(model, images, preprocessing_of(model), labels_of(model), top, batch_size)
+
+
+def _predictions(
+    model: Model,
+    images: Iterable[str | Path],
+    preprocessing: Preprocessing,
+    labels: tuple[str, ...] | None,
+    top: int,
+    batch_size: int,
+) -> Iterator[Prediction]:
+    def read(image: str | Path) -> Tensor | str:
+        try:
+            return preprocessing.pixels(decode(image))
+        except VitreousError as error:
+            return str(error).removeprefix(f"{image}: ")
+
+    model.eval()
+    remaining = iter(images)
+    ahead: deque[tuple[str | Path, Future[Tensor | str]]] = deque()
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="decode")
+    try:
+        while True:
+            ahead.extend((image, pool.submit(read, image)) for image in islice(remaining, 2 * batch_size - len(ahead)))
+            if not ahead:
+                return
+            batch = [ahead.popleft() for _ in range(min(batch_size, len(ahead)))]
+            read_ones = [(image, future.result()) for image, future in batch]
+            pixels = [found for _, found in read_ones if isinstance(found, Tensor)]
+            answers = iter(_answer(model, preprocessing, pixels, labels, top) if pixels else ())
+            for image, found in read_ones:
+                yield Prediction(image, (), found) if isinstance(found, str) else _checked(image, next(answers))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@torch.inference_mode()
+def _answer(
+    model: Model, preprocessing: Preprocessing, pixels: list[Tensor], labels: tuple[str, ...] | None, top: int
+) -> list[tuple[Answer, ...]]:
+    parameter = next(model.parameters())
+    batch = torch.stack(pixels).to(parameter.device, non_blocking=True)  # whole numbers travel light
+    logits = model(preprocessing.normalise(batch).to(parameter.dtype))
+    if logits.ndim != 2:
+        raise VitreousError("the model answers for every token, not for the image: pool='none' cannot predict")
+    best = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
+    return [
+        tuple(Answer(i, labels[i] if labels else None, p) for i, p in zip(indices, probabilities, strict=True))
+        for indices, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def _checked(image: str | Path, answers: tuple[Answer, ...]) -> Prediction:
+    if all(answer.probability == answer.probability for answer in answers):
+        return Prediction(image, answers)
+    return Prediction(image, (), "the model's answer is not a number; its weights or its precision may be at fault")

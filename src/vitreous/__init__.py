@@ -1,7 +1,7 @@
 """Vitreous: Vision Transformers you can see through.
 
-`vitreous.create("B/16")` builds a model, `vitreous.names()` lists them, `vitreous.cost(model, 384)` says what one
-costs. Nothing heavy is imported until it is used.
+`vitreous.load("file")` opens anybody's weights, `vitreous.create("B/16")` builds a model, `vitreous.names()` lists
+them, `vitreous.cost(model, 384)` says what one costs. Nothing heavy is imported until it is used.
 """
 
 from importlib import import_module
@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from vitreous.errors import VitreousError
+    from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.models.cost import Cost, cost
     from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
     from vitreous.models.vit import VisionTransformer, ViTConfig
     from vitreous.models.zoo import create, names
+    from vitreous.preprocessing import Preprocessing
+    from vitreous.weights.load import load
+    from vitreous.weights.report import LoadReport
+    from vitreous.weights.save import convert, save
 
 _HOMES = {
     "VitreousError": "vitreous.errors",
+    "VitreousWarning": "vitreous.errors",
     "Cost": "vitreous.models.cost",
     "cost": "vitreous.models.cost",
     "BiT": "vitreous.models.resnet",
@@ -27,19 +32,30 @@ _HOMES = {
     "ViTConfig": "vitreous.models.vit",
     "create": "vitreous.models.zoo",
     "names": "vitreous.models.zoo",
+    "Preprocessing": "vitreous.preprocessing",
+    "LoadReport": "vitreous.weights.report",
+    "load": "vitreous.weights.load",
+    "convert": "vitreous.weights.save",
+    "save": "vitreous.weights.save",
 }
 
 __all__ = [
     "BiT",
     "BiTConfig",
     "Cost",
+    "LoadReport",
+    "Preprocessing",
     "ResNetConfig",
     "ViTConfig",
     "VisionTransformer",
     "VitreousError",
+    "VitreousWarning",
+    "convert",
     "cost",
     "create",
+    "load",
     "names",
+    "save",
 ]
 
 

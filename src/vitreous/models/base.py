@@ -13,6 +13,6 @@ class Model(nn.Module):
     """
 
     checkpoint_activations: bool = False
-    preprocessing: Any = None  # vitreous.preprocessing.Preprocessing: what images it was trained to see; None: not known
+    preprocessing: Any = None  # vitreous.preprocessing.Preprocessing: the images it was trained on
     labels: tuple[str, ...] | None = None  # the names of its classes
     report: Any = None  # vitreous.weights.report.LoadReport: what was found in the file

@@ -1,6 +1,6 @@
 """Google's `.npz` checkpoints: ViT and hybrids (vision_transformer), big_vision, and both BiTs.
 
-Names come in several generations. They are first brought to one (`modernise`), that of today's big_vision:
+Names come in several generations. On reading they are first brought to one, that of today's big_vision:
 
     embedding, cls, pos_embedding, Transformer/encoderblock_0/{LayerNorm_0, MultiHeadDotProductAttention_0, LayerNorm_1,
     MlpBlock_0}, Transformer/encoder_norm, MAPHead_0, pre_logits, head; conv_root, gn_root, block1/unit1/{conv1, gn1}
@@ -8,30 +8,26 @@ Names come in several generations. They are first brought to one (`modernise`), 
 Kernels are stored inputs first: (in, out), (height, width, in, out), and (in, heads, d) for q, k and v.
 """
 
-import math
 import re
-import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import Grid, Size, pair
-from vitreous.models.embed import patch_grid
-from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
-from vitreous.models.vit import VisionTransformer, ViTConfig
-from vitreous.models.zoo import build
-from vitreous.weights.resize import State, resize
+from vitreous.models.checks import pair
+from vitreous.models.resnet import BiTConfig, ResNetConfig
+from vitreous.models.vit import ViTConfig
+from vitreous.preprocessing import Preprocessing
+from vitreous.weights.checkpoint import Checkpoint, Config, Form, Found, Hints, parameter_shapes, split_positions
+from vitreous.weights.express import Expression, training_notes
+from vitreous.weights.files import Tensors
+from vitreous.weights.places import SAME, Layout, Place, Places
 
-Array = NDArray[Any]
-
+VIT, BIG_VISION, BIT = "google", "big-vision", "bit"
+PREFIXES = ("opt/target/", "params/img/", "img/", "params/")  # a file has one: what stands outside is not the model
 RENAMES = (  # applied in this order
-    (r"^(opt/target/|params/img/|params/)", ""),
     (r"^Transformer/(?:posembed_input/)?pos_embedding$", "pos_embedding"),
     (r"^(Transformer/encoderblock(?:_\d+)?)/LayerNorm_2/", r"\1/LayerNorm_1/"),
     (r"^(Transformer/encoderblock(?:_\d+)?)/MultiHeadDotProductAttention_1/", r"\1/MultiHeadDotProductAttention_0/"),
@@ -49,295 +45,357 @@ RENAMES = (  # applied in this order
     (r"/beta$", "/bias"),
     (r"^(block\d+/unit)0+(\d+/)", r"\1\2"),
 )
+RELEASED = (  # of a ViT, from big_vision's names back to those of the files that Google released
+    (r"^pos_embedding$", "Transformer/posembed_input/pos_embedding"),
+    (r"^(Transformer/encoderblock_\d+)/LayerNorm_1/", r"\1/LayerNorm_2/"),
+    (r"^(Transformer/encoderblock_\d+)/MultiHeadDotProductAttention_0/", r"\1/MultiHeadDotProductAttention_1/"),
+    (r"^(Transformer/encoderblock_\d+)/MlpBlock_0/", r"\1/MlpBlock_3/"),
+)
+TENSORFLOW = (  # of a BiT
+    (r"^root_block/conv_root/", "resnet/root_block/standardized_conv2d/"),
+    (r"^norm-pre-head/", "resnet/group_norm/"),
+    (r"^head/", "resnet/head/conv2d/"),
+    (r"^(block\d+/unit\d+)/conv_proj/", r"resnet/\1/a/proj/standardized_conv2d/"),
+    *((rf"^(block\d+/unit\d+)/gn{i}/", rf"resnet/\1/{letter}/group_norm/") for i, letter in enumerate("abc", 1)),
+    *(
+        (rf"^(block\d+/unit\d+)/conv{i}/", rf"resnet/\1/{letter}/standardized_conv2d/")
+        for i, letter in enumerate("abc", 1)
+    ),
+    (r"^(.*group_norm)/scale$", r"\1/gamma"),
+    (r"^(.*group_norm)/bias$", r"\1/beta"),
+)
 
 
-def load(
-    path: str | Path, *, image_size: Size | None = None, native_size: Size | None = None
-) -> VisionTransformer | BiT:
-    """The model in a Google `.npz` file, with its weights.
-
-    `image_size` lays it out for another size than the file's, its positions resampled for good. `native_size` is the
-    file's own: it does not tell, and its grid of positions is taken as square by default.
-    """
-    try:
-        config, state = read(open_npz(path), native_size=native_size)
-        if len(kinds := {str(tensor.dtype) for tensor in state.values()}) > 1:
-            raise VitreousError(f"tensors of several types: {', '.join(sorted(kinds))}")
-        if image_size is not None:
-            config, state = resize(config, state, image_size)
-        with torch.device("meta"):
-            model = build(config)
-        check_shapes(model, state)
-    except VitreousError as error:
-        raise VitreousError(f"{path}: {error}") from error
-    if "head.weight" in state and not state["head.weight"].any():
-        warnings.warn(f"{path}: the head is all zeros; its logits mean nothing until it is trained", stacklevel=2)
-    model.load_state_dict(state, assign=True)
-    return model
+# ---------------------------------------------------------------- layouts
 
 
-def check_shapes(model: VisionTransformer | BiT, state: State) -> None:
-    """Every parameter of the model, and nothing else, in its shape."""
-    expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    found = {name: tuple(t.shape) for name, t in state.items()}
-    if expected != found:
-        lines = [f"  - {name} {shape}" for name, shape in expected.items() if found.get(name) != shape]
-        lines += [f"  + {name} {shape}" for name, shape in found.items() if expected.get(name) != shape]
-        raise VitreousError("tensors do not fit the model (- wanted, + found):\n" + "\n".join(lines))
+def _flat(t: Tensor) -> Tensor:
+    """The arrays of old group norms are (1, 1, 1, C)."""
+    return t[0, 0, 0] if t.shape[:-1] == (1, 1, 1) else t
 
 
-def open_npz(path: str | Path) -> dict[str, Array]:
-    """All arrays of an `.npz` file. Nothing in it is executed."""
-    try:
-        with Path(path).open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise VitreousError("a single array, not an .npz archive")
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise VitreousError("no such file") from error
-    except VitreousError:
-        raise
-    except Exception as error:  # on broken files numpy lets through whatever its parsers raise
-        raise VitreousError(f"not a readable .npz file ({error})") from error
+def _matrix(t: Tensor) -> Tensor:
+    """BiT's head was a 1 x 1 convolution."""
+    return t[0, 0].t() if t.ndim == 4 and t.shape[:2] == (1, 1) else t.t()
 
 
-def read(arrays: Mapping[str, Array], *, native_size: Size | None = None) -> tuple[ViTConfig | BiTConfig, State]:
-    """Google's arrays -> the native config and state dict. Every array must find its place."""
-    source = Source(modernise(arrays))
-    released_bit = any("resnet/" in name for name in arrays)
-    config: ViTConfig | BiTConfig
-    if "embedding/kernel" in source:
-        config, state = read_vit(source, native_size)
-    elif "conv_root/kernel" in source or "root_block/conv_root/kernel" in source:
-        config, state = read_bit(source, native_size, released_bit)
+DENSE = Layout(_matrix, lambda t: t.t())
+POINTWISE = Layout(_matrix, lambda t: t.t()[None, None])
+CONV = Layout(lambda t: t.permute(3, 2, 0, 1), lambda t: t.permute(2, 3, 1, 0), rank=4)
+VECTOR = Layout(_flat, lambda t: t)
+MAP_VECTOR = Layout(_flat, lambda t: t[None, None, None])
+TABLE = Layout(lambda t: t, lambda t: t, rank=3)
+
+
+def to_heads(n: int) -> Layout:
+    """(in, heads, d)"""
+    return Layout(lambda t: t.flatten(1).t(), lambda t: t.t().unflatten(1, (n, -1)), rank=3, axis=1, size=n)
+
+
+def heads_bias(n: int) -> Layout:
+    return Layout(lambda t: t.flatten(), lambda t: t.unflatten(0, (n, -1)), rank=2, axis=0, size=n)
+
+
+def from_heads(n: int) -> Layout:
+    """(heads, d, out)"""
+    return Layout(lambda t: t.flatten(0, 1).t(), lambda t: t.t().unflatten(0, (n, -1)), rank=3, axis=0, size=n)
+
+
+# ---------------------------------------------------------------- the table
+
+
+def places_of(config: Config) -> Places:
+    """Where big_vision keeps what a model has. What Google has no name for is left out."""
+    places: Places = {}
+    for ours in parameter_shapes(config):
+        if place := _place(config, ours):
+            places[ours] = place
+    return places
+
+
+SINGLE = {
+    "cls_token": Place(("cls",), TABLE),
+    "pos_embed": Place(("pos_embedding",), TABLE),
+    "attn_pool.latent": Place(("MAPHead_0/probe",), TABLE),
+    "patch_embed.proj.weight": Place(("embedding/kernel",), CONV),
+    "patch_embed.proj.bias": Place(("embedding/bias",)),
+    "pre_logits.weight": Place(("pre_logits/kernel",), DENSE),
+    "pre_logits.bias": Place(("pre_logits/bias",)),
+    "head.weight": Place(("head/kernel",), DENSE),
+    "head.bias": Place(("head/bias",)),
+} | {
+    f"{norm}.{part}": Place((f"Transformer/encoder_norm/{theirs}",))
+    for norm in ("norm", "fc_norm")
+    for part, theirs in (("weight", "scale"), ("bias", "bias"))
+}
+
+
+def _place(config: Config, ours: str) -> Place | None:
+    if ours in SINGLE:
+        return SINGLE[ours]
+    room, _, rest = ours.partition(".")
+    if room == "backbone":
+        return _resnet_place(config, *rest.rsplit(".", 1))
+    if room == "blocks":
+        layer, _, rest = rest.partition(".")
+        return _block_place(config, f"Transformer/encoderblock_{layer}", *rest.rsplit(".", 1))
+    if room == "attn_pool":
+        return _block_place(config, "MAPHead_0", *rest.rsplit(".", 1))
+    return None
+
+
+def _block_place(config: Config, block: str, name: str, part: str) -> Place | None:
+    heads = getattr(config, "heads", 1)
+    kernel = part == "weight"
+    theirs = "kernel" if kernel else "bias"
+    attention = f"{block}/MultiHeadDotProductAttention_0"
+    if norm := {"norm1": "LayerNorm_0", "norm2": "LayerNorm_1", "norm": "LayerNorm_0"}.get(name):
+        return Place((f"{block}/{norm}/{'scale' if kernel else 'bias'}",))
+    if dense := {"mlp.fc1": "Dense_0", "mlp.fc2": "Dense_1"}.get(name):
+        return Place((f"{block}/MlpBlock_0/{dense}/{theirs}",), DENSE if kernel else SAME)
+    if joined := {"attn.qkv": ("query", "key", "value"), "q": ("query",), "kv": ("key", "value")}.get(name):
+        layout = to_heads(heads) if kernel else heads_bias(heads)
+        return Place(tuple(f"{attention}/{one}/{theirs}" for one in joined), layout)
+    if name in ("attn.proj", "proj"):
+        return Place((f"{attention}/out/{theirs}",), from_heads(heads) if kernel else SAME)
+    return None
+
+
+def _resnet_place(config: Config, name: str, part: str) -> Place:
+    if name == "stem.conv":
+        post = (config.backbone if isinstance(config, ViTConfig) else config).activation == "post"  # type: ignore[union-attr]
+        return Place(("conv_root/kernel" if post else "root_block/conv_root/kernel",), CONV)
+    if name in ("stem.norm", "norm"):
+        theirs = {"stem.norm": "gn_root", "norm": "norm-pre-head"}[name]
     else:
-        some = ", ".join(list(arrays)[:4]) or "nothing at all"
-        raise VitreousError(f"not a Google checkpoint: it has no patch embedding and no root convolution, but {some}")
-    if source.missing:
-        raise VitreousError(f"{len(source.missing)} tensors missing: {', '.join(source.missing[:8])}")
-    if source:
-        raise VitreousError(f"{len(source)} tensors have no place: {', '.join(sorted(source)[:8])}")
-    return config, state
+        _, stage, unit, inner = name.split(".")
+        theirs = f"block{int(stage) + 1}/unit{int(unit) + 1}/{inner.replace('norm', 'gn')}"
+        if inner.startswith("conv"):
+            return Place((f"{theirs}/kernel",), CONV)
+    return Place((f"{theirs}/{'scale' if part == 'weight' else 'bias'}",), MAP_VECTOR)
 
 
-def modernise(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The same arrays under today's names, layers that were scanned taken apart."""
-    modern: dict[str, Array] = {}
-    for old, array in arrays.items():
-        name = old
-        for pattern, replacement in RENAMES:
-            name = re.sub(pattern, replacement, name)
-        if name == "head/kernel" and array.ndim == 4 and array.shape[:2] == (1, 1):
-            array = array[0, 0]  # noqa: PLW2901 (BiT's head was a 1 x 1 convolution)
-        layers = {name: array}
-        if name.startswith("Transformer/encoderblock/") and array.ndim:
-            layers = {name.replace("block/", f"block_{i}/", 1): layer for i, layer in enumerate(array)}
-        if twice := modern.keys() & layers.keys():
-            raise VitreousError(f"{old} and another array are both {twice.pop()}")
-        modern |= layers
-    return modern
+# ---------------------------------------------------------------- reading
 
 
-class Source(dict[str, Array]):
-    """Arrays, each taken once: what is left at the end had no place, what was not there is noted."""
+class Modern:
+    """A file under today's names; each is a tensor of the file, or a layer of one that was scanned."""
 
-    def __init__(self, arrays: Mapping[str, Array]):
-        super().__init__(arrays)
-        self.missing: list[str] = []
+    def __init__(self, tensors: Tensors):
+        self.tensors = tensors
+        self.prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in tensors)), "")
+        self.home: dict[str, tuple[str, int | None]] = {}
+        for old in tensors:
+            if not old.startswith(self.prefix):
+                continue
+            name = old.removeprefix(self.prefix)
+            for pattern, replacement in RENAMES:
+                name = re.sub(pattern, replacement, name)
+            shape = tensors.shape(old)
+            layers: Iterable[tuple[str, int | None]] = [(name, None)]
+            if name.startswith("Transformer/encoderblock/") and shape:
+                layers = ((name.replace("block/", f"block_{i}/", 1), i) for i in range(min(shape[0], 10_000)))
+            for modern, layer in layers:
+                if modern in self.home:
+                    raise VitreousError(f"{old} and {self.home[modern][0]} are both {modern}")
+                self.home[modern] = (old, layer)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.home
 
     def shape(self, name: str, rank: int) -> tuple[int, ...]:
         """Shape of an array that the config is read from."""
-        if name not in self:
+        if name not in self.home:
             raise VitreousError(f"{name} is missing")
-        if self[name].ndim != rank or 0 in self[name].shape:
-            raise VitreousError(f"{name} has shape {self[name].shape}, expected {rank} dimensions, none of them empty")
-        return self[name].shape
+        old, layer = self.home[name]
+        shape = self.tensors.shape(old)[0 if layer is None else 1 :]
+        if name == "head/kernel" and len(shape) == 4 and shape[:2] == (1, 1):
+            shape = shape[2:]
+        if len(shape) != rank or 0 in shape:
+            raise VitreousError(f"{name} has shape {shape}, expected {rank} dimensions, none of them empty")
+        return shape
 
-    def take(self, name: str, rank: int | None = None) -> Tensor:
-        if name not in self:
-            self.missing.append(name)
-            return torch.empty([0] * (rank or 0))
-        if rank is not None:
-            self.shape(name, rank)
-        array = self.pop(name)
-        if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # numpy's idea of a saved bfloat16
-            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-        if array.dtype.kind != "f" or array.dtype.itemsize > 8:
-            raise VitreousError(f"{name} holds {array.dtype}, not floating-point numbers of 16 to 64 bits")
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+    def count(self, pattern: str, first: int = 0) -> int:
+        """How many things are numbered by a pattern, from `first` on without a gap."""
+        found = {int(match[1]) for match in map(re.compile(pattern).match, self.home) if match}
+        if found and found != set(range(first, first + len(found))):
+            raise VitreousError(f"numbers {sorted(found)} of {pattern} have a gap")
+        return len(found)
 
-    def dense(self, theirs: str, ours: str) -> State:
-        kernel = self.take(f"{theirs}/kernel", 2)
-        return {f"{ours}.weight": kernel.t().contiguous(), f"{ours}.bias": self.take(f"{theirs}/bias")}
-
-    def conv(self, theirs: str, ours: str) -> State:
-        return {f"{ours}.weight": self.take(f"{theirs}/kernel", 4).permute(3, 2, 0, 1).contiguous()}
-
-    def norm(self, theirs: str, ours: str) -> State:
-        """Layer norms and group norms; the arrays of old ones are (1, 1, 1, C)."""
-        state = {}
-        for part, mine in (("scale", "weight"), ("bias", "bias")):
-            tensor = self.take(f"{theirs}/{part}")
-            state[f"{ours}.{mine}"] = tensor[0, 0, 0] if tensor.shape[:-1] == (1, 1, 1) else tensor
-        return state
-
-    def heads(self, theirs: str, ours: str, parts: tuple[str, ...], heads: int) -> State:
-        """Projections to heads, (in, heads, d) each, stacked in one matrix."""
-        kernels = [self._split(f"{theirs}/{part}/kernel", 3, 1, heads).flatten(1).t() for part in parts]
-        biases = [self._split(f"{theirs}/{part}/bias", 2, 0, heads).flatten() for part in parts]
-        if len({(k.shape, b.shape) for k, b in zip(kernels, biases, strict=True)}) > 1:
-            if self.missing:  # and about to be told
-                return {}
-            raise VitreousError(f"{', '.join(parts)} of {theirs} differ in shape")
-        return {f"{ours}.weight": torch.cat(kernels), f"{ours}.bias": torch.cat(biases)}
-
-    def attention_output(self, theirs: str, ours: str, heads: int) -> State:
-        kernel = self._split(f"{theirs}/out/kernel", 3, 0, heads)  # (heads, d, out)
-        weight = kernel.flatten(0, 1).t().contiguous()
-        return {f"{ours}.weight": weight, f"{ours}.bias": self.take(f"{theirs}/out/bias")}
-
-    def _split(self, name: str, rank: int, axis: int, heads: int) -> Tensor:
-        """An array that is split into heads along an axis: as many as in the first layer, or the model is not one."""
-        if name in self and self.shape(name, rank)[axis] != heads:
-            raise VitreousError(f"{name} has {self[name].shape[axis]} heads, the first layer {heads}")
-        return self.take(name, rank)
-
-    def mlp(self, theirs: str, ours: str) -> State:
-        return self.dense(f"{theirs}/Dense_0", f"{ours}.fc1") | self.dense(f"{theirs}/Dense_1", f"{ours}.fc2")
+    def place(self, modern: Place) -> Place:
+        """The same place by the file's own names."""
+        homes = [self.home.get(name, (self.prefix + name, None)) for name in modern.names]
+        return replace(modern, names=tuple(old for old, _ in homes), layer=homes[0][1])
 
 
-def read_vit(source: Source, native_size: Size | None) -> tuple[ViTConfig, State]:
-    config = _vit_config(source, native_size)
-    state = {} if config.backbone is None else _resnet_state(source, config.backbone)
-    state |= source.conv("embedding", "patch_embed.proj") | {"patch_embed.proj.bias": source.take("embedding/bias")}
-    if config.class_token:
-        state["cls_token"] = source.take("cls", 3)
-    if config.position == "learned-1d":
-        state["pos_embed"] = source.take("pos_embedding", 3)
-    for layer in range(config.depth):
-        theirs, ours = f"Transformer/encoderblock_{layer}", f"blocks.{layer}"
-        attention = f"{theirs}/MultiHeadDotProductAttention_0"
-        state |= source.norm(f"{theirs}/LayerNorm_0", f"{ours}.norm1")
-        state |= source.heads(attention, f"{ours}.attn.qkv", ("query", "key", "value"), config.heads)
-        state |= source.attention_output(attention, f"{ours}.attn.proj", config.heads)
-        state |= source.norm(f"{theirs}/LayerNorm_1", f"{ours}.norm2")
-        state |= source.mlp(f"{theirs}/MlpBlock_0", f"{ours}.mlp")
-    state |= source.norm("Transformer/encoder_norm", "norm")
-    if config.pool == "map":
-        attention = "MAPHead_0/MultiHeadDotProductAttention_0"
-        state["attn_pool.latent"] = source.take("MAPHead_0/probe", 3)
-        state |= source.heads(attention, "attn_pool.q", ("query",), config.heads)
-        state |= source.heads(attention, "attn_pool.kv", ("key", "value"), config.heads)
-        state |= source.attention_output(attention, "attn_pool.proj", config.heads)
-        state |= source.norm("MAPHead_0/LayerNorm_0", "attn_pool.norm")
-        state |= source.mlp("MAPHead_0/MlpBlock_0", "attn_pool.mlp")
-    if config.representation_size:
-        state |= source.dense("pre_logits", "pre_logits")
-    if config.num_classes:
-        state |= source.dense("head", "head")
-    return config, state
+def claims(tensors: Tensors, settings: dict[str, Any]) -> bool:
+    ends = ("embedding/kernel", "conv_root/kernel", "root_block/standardized_conv2d/kernel")
+    prefixes = ("", *PREFIXES)
+    return any(
+        f"{p}{end}" in tensors for p in prefixes for end in (*ends, "root_block/conv_root/kernel", f"resnet/{ends[2]}")
+    )
 
 
-def _vit_config(source: Source, native_size: Size | None) -> ViTConfig:
+def read(tensors: Tensors, hints: Hints) -> Found:
+    source = Modern(tensors)
+    notes: list[str] = []
+    config: Config
+    if "embedding/kernel" in source:
+        config = _vit_config(source, hints, notes)
+        old = re.compile(r".*(encoderblock(_\d+)?/LayerNorm_2/|posembed_input/|conv_root/)")
+        dialect = VIT if any(map(old.match, tensors)) else BIG_VISION
+    else:
+        config = _bit_config(source, any("resnet/" in name for name in tensors))
+        dialect = BIT
+    beside = f"stands beside {source.prefix}, where the model is"
+    return Found(
+        dialect=dialect,
+        config=config,
+        places={ours: source.place(place) for ours, place in places_of(config).items()},
+        preprocessing=preprocessing_for(config),
+        ignored={name: beside for name in tensors if not name.startswith(source.prefix)},
+        notes=notes,
+    )
+
+
+def preprocessing_for(config: Config) -> Preprocessing:
+    """Google's code squashes images with TensorFlow's bilinear resize, which does not antialias, to -1..1."""
+    grey = (0.5,) * config.channels
+    return Preprocessing(size=pair(config.image_size), antialias=False, mean=grey, std=grey)
+
+
+def _vit_config(source: Modern, hints: Hints, notes: list[str]) -> ViTConfig:
     """What the shapes tell. Google's code fixes the rest: eps 1e-6, GELU by tanh, norm before pooling."""
     *patch, channels, width = source.shape("embedding/kernel", 4)
     backbone = _resnet_config(source) if "conv_root/kernel" in source else None
     block = "Transformer/encoderblock_0"
     stride = 1 if backbone is None else backbone.stride
     step = (patch[0] * stride, patch[1] * stride)
-    slots, grid = 0, (14, 14)  # sine-cosine positions are not stored, and work at every size
-    given = None
-    if native_size is not None:
-        native_size = pair(native_size, "native_size")
-        given = patch_grid(native_size, stride, (patch[0], patch[1]), crop=False)
+    has_class = "cls" in source
+    slots, grid = "patches", (14, 14)  # sine-cosine positions are not stored, and work at every size
+    size = None if "pos_embedding" in source else hints.image_size
     if "pos_embedding" in source:
-        slots, grid = _split_positions(source.shape("pos_embedding", 3)[1], "cls" in source, given)
+        entries = source.shape("pos_embedding", 3)[1]
+        choices = {"class": 1, "patches": 0} if has_class else {"patches": 0}
+        slots, grid = split_positions(entries, choices, step, hints, notes)
+    heads = source.shape(f"{block}/MultiHeadDotProductAttention_0/query/kernel", 3)[1]
+    if hints.heads not in (None, heads):
+        raise VitreousError(f"heads = {hints.heads}, but the file has {heads}")
     return ViTConfig(
-        image_size=native_size or (grid[0] * step[0], grid[1] * step[1]),
+        image_size=size or (grid[0] * step[0], grid[1] * step[1]),
         patch_size=(patch[0], patch[1]),
         channels=channels if backbone is None else source.shape("conv_root/kernel", 4)[2],
         width=width,
-        depth=_count(source, r"Transformer/encoderblock_(\d{1,4})/"),
-        heads=source.shape(f"{block}/MultiHeadDotProductAttention_0/query/kernel", 3)[1],
+        depth=source.count(r"Transformer/encoderblock_(\d{1,4})/"),
+        heads=heads,
         mlp_dim=source.shape(f"{block}/MlpBlock_0/Dense_0/kernel", 2)[1],
-        pool="map" if "MAPHead_0/probe" in source else "token" if "cls" in source else "gap",
+        pool="map" if "MAPHead_0/probe" in source else "token" if has_class else "gap",
+        class_token=has_class,
         representation_size=source.shape("pre_logits/kernel", 2)[1] if "pre_logits/kernel" in source else None,
         num_classes=source.shape("head/kernel", 2)[1] if "head/kernel" in source else 0,
         position="learned-1d" if "pos_embedding" in source else "sincos-2d",
-        position_slots="class" if slots else "patches",
+        position_slots=slots,  # type: ignore[arg-type]
         backbone=backbone,
     )
 
 
-def _split_positions(entries: int, has_class: bool, given: Grid | None) -> tuple[int, Grid]:
-    """How many of the entries are the class token's, and the grid of the rest."""
-    for slots in (1, 0) if has_class else (0,):
-        places = entries - slots
-        side = math.isqrt(places)  # the file holds a length and nothing else
-        if given is not None and math.prod(given) == places:
-            return slots, given
-        if given is None and side and side * side == places:
-            return slots, (side, side)
-    if given is None:
-        raise VitreousError(f"{entries} positions are not a square grid; give its native_size")
-    raise VitreousError(f"{entries} positions are not the {given[0]} x {given[1]} grid of native_size")
-
-
-def read_bit(source: Source, native_size: Size | None, released: bool) -> tuple[BiTConfig, State]:
+def _bit_config(source: Modern, released: bool) -> BiTConfig:
     body = _resnet_config(source)
     root = "conv_root/kernel" if body.activation == "post" else "root_block/conv_root/kernel"
-    config = BiTConfig(
+    return BiTConfig(
         blocks=body.blocks,
         width_factor=body.width_factor,
         activation=body.activation,
         stem=body.stem,
         # The code that the released files come from pads its max-pool with zeros, big_vision's does not.
         pool_border="zeros" if released else "nothing",
-        image_size=224 if native_size is None else native_size,
         channels=source.shape(root, 4)[2],
         num_classes=source.shape("head/kernel", 2)[1] if "head/kernel" in source else 0,
     )
-    state = _resnet_state(source, config)
-    if config.num_classes:
-        state |= source.dense("head", "head")
-    return config, state
 
 
-def _resnet_config(source: Source) -> ResNetConfig:
+def _resnet_config(source: Modern) -> ResNetConfig:
     post = "conv_root/kernel" in source
     kernel = source.shape("conv_root/kernel" if post else "root_block/conv_root/kernel", 4)
-    stages = _count(source, r"block(\d{1,4})/unit", first=1)
+    stages = source.count(r"block(\d{1,4})/unit", first=1)
     return ResNetConfig(
-        blocks=tuple(_count(source, rf"block{stage}/unit(\d{{1,4}})/", first=1) for stage in range(1, stages + 1)),
+        blocks=tuple(source.count(rf"block{stage}/unit(\d{{1,4}})/", first=1) for stage in range(1, stages + 1)),
         width_factor=kernel[3] / 64,
         activation="post" if post else "pre",
         stem="small" if kernel[0] == 3 else "imagenet",
     )
 
 
-def _resnet_state(source: Source, config: ResNetConfig) -> State:
-    if config.activation == "post":
-        state = source.conv("conv_root", "backbone.stem.conv") | source.norm("gn_root", "backbone.stem.norm")
-    else:
-        state = source.conv("root_block/conv_root", "backbone.stem.conv")
-        state |= source.norm("norm-pre-head", "backbone.norm")
-    for stage, units in enumerate(config.blocks):
-        for unit in range(units):
-            theirs, ours = f"block{stage + 1}/unit{unit + 1}", f"backbone.stages.{stage}.{unit}"
-            for i in (1, 2, 3):
-                state |= source.conv(f"{theirs}/conv{i}", f"{ours}.conv{i}")
-                state |= source.norm(f"{theirs}/gn{i}", f"{ours}.norm{i}")
-            if f"{theirs}/conv_proj/kernel" in source:
-                state |= source.conv(f"{theirs}/conv_proj", f"{ours}.conv_proj")
-            if f"{theirs}/gn_proj/scale" in source:
-                state |= source.norm(f"{theirs}/gn_proj", f"{ours}.norm_proj")
-    return state
+# ---------------------------------------------------------------- writing
 
 
-def _count(source: Source, pattern: str, first: int = 0) -> int:
-    """How many things are numbered by a pattern, from `first` on without a gap."""
-    found = {int(match[1]) for match in map(re.compile(pattern).match, source) if match}
-    if found and found != set(range(first, first + len(found))):
-        raise VitreousError(f"numbers {sorted(found)} of {pattern} have a gap")
-    return len(found)
+def write_vit(checkpoint: Checkpoint, config: ViTConfig) -> Form:
+    """The names and the model of the files that Google released."""
+    say = _say(config)
+    say.only("pool", "token", "gap", why="it has the class token or the mean of the patches")
+    say.only("position", "learned-1d", why="its positions are learned")
+    if config.class_token != (config.pool == "token"):
+        say.object("class_token", "it has one where it reads it, and nowhere else")
+    elif config.class_token:
+        say.only("position_slots", "class", why="its class token has a position")
+    if config.backbone is not None and config.backbone.activation != "post":
+        say.object("backbone", "its hybrids have the post-activation ResNet")
+    return _form(checkpoint, places_of(config), RELEASED, say)
+
+
+def write_big_vision(checkpoint: Checkpoint, config: ViTConfig) -> Form:
+    say = _say(config)
+    say.only("backbone", None, why="it has no hybrids")
+    say.only("pool", "token", "gap", "map", why="its files are read with a pool")
+    say.only("position", "learned-1d", "sincos-2d", why="its positions are learned or of sines and cosines in 2-D")
+    say.only("position_slots", "patches", why="it adds positions before the class token comes in")
+    if config.class_token != (config.pool == "token"):
+        say.object("class_token", "it has one where it reads it, and nowhere else")
+    form = _form(checkpoint, places_of(config), (), say)
+    if config.position == "learned-1d" and config.slots == 1:  # then the sum is what the class token stands for
+        place = checkpoint.state["pos_embed"]
+        form.state = {"cls_token": checkpoint.state["cls_token"] + place[:, :1], "pos_embed": place[:, 1:]}
+    return form
+
+
+def write_bit(checkpoint: Checkpoint, config: BiTConfig) -> Form:
+    """The names tell how the max-pool treats its border: TensorFlow's pads zeros, big_vision's does not."""
+    two_digits = ((r"^(block\d+/unit)(\d/)", r"\g<1>0\2"),) if config.activation == "pre" else ()
+    tensorflow = config.pool_border == "zeros"
+    places = places_of(config)
+    if tensorflow:
+        flat = {MAP_VECTOR: VECTOR, DENSE: POINTWISE}
+        places = {ours: replace(place, layout=flat.get(place.layout, place.layout)) for ours, place in places.items()}
+    return _form(checkpoint, places, (*two_digits, *(TENSORFLOW if tensorflow else ())), None)
+
+
+def _form(checkpoint: Checkpoint, places: Places, names: tuple[tuple[str, str], ...], say: Expression | None) -> Form:
+    renamed = {}
+    for ours, place in places.items():
+        theirs = []
+        for name in place.names:
+            for pattern, replacement in names:
+                name = re.sub(pattern, replacement, name)  # noqa: PLW2901
+            theirs.append(name)
+        renamed[ours] = replace(place, names=tuple(theirs))
+    objections = [] if say is None else say.objections
+    config = checkpoint.config
+    return Form(renamed, objections, training_notes(config), assumes=preprocessing_for(config))
+
+
+def _say(config: ViTConfig) -> Expression:
+    say = Expression(config)
+    say.only("registers", 0, why="it has none")
+    say.only("final_norm", "before-pool", why="its last norm comes before the pool")
+    say.only("position_at", "stem", why="it adds positions once")
+    say.resampling("google")
+    say.only("mlp", "gelu", why="it has no SwiGLU")
+    say.only("gelu", "tanh", why="its GELU is the tanh form")
+    say.only("norm_eps", 1e-6, why="its norms have 1e-6")
+    say.only("qkv_bias", True, why="it has always one")
+    say.only("qk_norm", False, why="it has none")
+    say.only("layer_scale", None, why="it has none")
+    rows, cols = config.grid
+    if config.position == "learned-1d" and rows != cols:
+        say.object("image_size", "its files do not tell the grid, which is taken as a square")
+    return say

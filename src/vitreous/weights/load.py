@@ -1,0 +1,237 @@
+"""`vitreous.load`: from a file, a folder or the hub to a model, with an account of what was found."""
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import VitreousError, VitreousWarning
+from vitreous.models.checks import Size, pair
+from vitreous.models.resnet import BiT
+from vitreous.models.vit import VisionTransformer, ViTConfig
+from vitreous.models.zoo import build
+from vitreous.weights import hub
+from vitreous.weights.checkpoint import Checkpoint, Config, Found, Hints, meta_model, parameter_shapes
+from vitreous.weights.detect import detect, looks_like
+from vitreous.weights.files import SUFFIXES, Sharded, Tensors, open_file, read_json
+from vitreous.weights.places import State
+from vitreous.weights.report import LoadReport
+from vitreous.weights.resize import resize
+
+MAIN = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    heads: int | None = None,
+    strict: bool = True,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+) -> VisionTransformer | BiT:
+    """The model in a checkpoint of any dialect, ready to be called: `source` is a file, a folder or `hf://owner/name`.
+
+    `num_classes=K` gives it a new head of zeros in place of its own (and of the pre-training layer under it), 0 none.
+    `image_size` lays it out for another size, its positions resampled for good. `heads` where the file cannot tell.
+    With `strict=False`, tensors that are missing are drawn at random and unexpected ones are left out, with a warning.
+    `dtype=None` keeps the file's. What was found is in `model.report`; preprocessing and labels come with the model.
+    """
+    if num_classes is not None and num_classes < 0:
+        raise VitreousError(f"num_classes = {num_classes}: expected 0 or more")
+    checkpoint = read(
+        source,
+        num_classes=num_classes,
+        image_size=image_size,
+        heads=heads,
+        strict=strict,
+        device=device,
+        dtype=dtype,
+    )
+    model = meta_model(checkpoint.config)
+    model.load_state_dict(checkpoint.state, assign=True)
+    model.preprocessing, model.labels = checkpoint.preprocessing, checkpoint.labels
+    model.report = checkpoint.report
+    return model.eval()
+
+
+def read(
+    source: str | os.PathLike[str],
+    *,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    heads: int | None = None,
+    strict: bool = True,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Checkpoint:
+    """What `load` makes a model of."""
+    name = os.fspath(source)
+    try:
+        file = find(source)
+        hints = Hints(
+            file.settings, file.processor, heads, image_size=image_size, features_only=num_classes is not None
+        )
+        found = detect(file.tensors, file.settings).read(file.tensors, hints)
+        if num_classes is not None:
+            change_head(found, num_classes)
+        report = account(name, file.tensors, found, strict)
+        state = gather(file.tensors, found, report, torch.device(device), dtype)
+        config = found.config
+        preprocessing = found.preprocessing
+        if image_size is not None and pair(image_size, "image_size") != pair(config.image_size):
+            config, state = resize(config, state, image_size)
+            preprocessing = preprocessing.at(pair(image_size))
+        extras = {ours: place.read(file.tensors) for ours, place in found.extras.items()}
+    except VitreousError as error:
+        raise VitreousError(f"{name}: {error}") from error
+    return Checkpoint(config, state, preprocessing, found.labels, replace(report, config=config), extras)
+
+
+# ---------------------------------------------------------------- finding the files
+
+
+@dataclass
+class Files:
+    """The tensors, and the JSON files that lie beside them."""
+
+    tensors: Tensors
+    settings: dict[str, Any]
+    processor: dict[str, Any]
+
+
+def find(source: str | os.PathLike[str]) -> Files:
+    text = os.fspath(source)
+    path = hub.fetch(text) if text.startswith(hub.SCHEME) else Path(text)
+    if not os.path.lexists(path):
+        raise VitreousError("no such file or folder")
+    try:
+        weights = _main_file(path) if path.is_dir() else path
+    except OSError as error:
+        raise VitreousError(f"cannot be read ({error.strerror or error})") from error
+    tensors = Sharded(weights) if weights.name.endswith(".index.json") else open_file(weights)
+    beside = [weights.parent / name for name in ("config.json", "preprocessor_config.json")]
+    if "vitreous" in tensors.metadata or (not path.is_dir() and weights.name not in MAIN):
+        return Files(tensors, {}, {})  # a file by itself: what lies near it may belong to another
+    settings, processor = (read_json(file) if file.is_file() else {} for file in beside)
+    return Files(tensors, settings, processor)
+
+
+def _main_file(folder: Path) -> Path:
+    for name in MAIN:
+        if (folder / name).is_file():
+            return folder / name
+    candidates = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file())
+    candidates = [file for file in candidates if not file.name.startswith(".")]
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise VitreousError(f"a folder of several checkpoints; name one: {', '.join(file.name for file in candidates)}")
+    raise VitreousError(f"a folder without weights: no file in it ends in {', '.join(SUFFIXES)}")
+
+
+# ---------------------------------------------------------------- accounting for every tensor
+
+
+def change_head(found: Found, num_classes: int) -> None:
+    """A new head, or none; the layer of pre-training under it goes too, as in the official fine-tuning."""
+    config: Any = found.config
+    drop = ("head.", "pre_logits.") if num_classes else ("head.",)
+    changes: dict[str, Any] = {"num_classes": num_classes}
+    if num_classes and isinstance(config, ViTConfig):
+        changes["representation_size"] = None
+    if config.num_classes:
+        found.notes.append(
+            f"the file's own head of {config.num_classes} classes is dropped by num_classes={num_classes}"
+        )
+    for ours in [ours for ours in found.places if ours.startswith(drop)]:
+        rule = f"dropped by num_classes={num_classes}"
+        found.ignored |= dict.fromkeys(found.places.pop(ours).names, rule)
+    found.config, found.labels = replace(config, **changes), None
+
+
+def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadReport:
+    """Every tensor of the file is used, ignored by a rule, or unexpected; every one of the model's there or missing."""
+    missing = [ours for ours, place in found.places.items() if not all(name in tensors for name in place.names)]
+    used = {name for place in found.places.values() for name in place.names if name in tensors}
+    ignored = {name: rule for name, rule in found.ignored.items() if name in tensors and name not in used}
+    unexpected = [name for name in tensors if name not in used and name not in ignored]
+    report = LoadReport(
+        source=source,
+        container=tensors.container,
+        dialect=found.dialect,
+        config=found.config,
+        used=tuple(name for name in tensors if name in used),
+        ignored=ignored | tensors.ignored,
+        unexpected=tuple(unexpected),
+        missing=tuple(missing),
+        notes=tuple(tensors.notes + found.notes),
+        origin=found.origin or {"source": Path(source).name, "dialect": found.dialect},
+    )
+    if not (missing or unexpected):
+        return report
+    other = looks_like(unexpected)
+    hint = f" (by its names it looks like a {other})" if other else ""
+    lines = [f"  - {' + '.join(found.places[ours].names)}" for ours in missing]
+    lines += [f"  + {name} {tensors.shape(name)}" for name in unexpected]
+    if len(lines) > 24:
+        lines = [*lines[:24], f"  and {len(lines) - 24} more"]
+    text = f"read as {found.dialect}, it lacks {len(missing)} tensors (-) and has {len(unexpected)} without a place (+)"
+    if strict:
+        raise VitreousError(f"{text}{hint}; strict=False goes on without them\n" + "\n".join(lines))
+    warnings.warn(f"{source}: {text}\n" + "\n".join(lines), VitreousWarning, stacklevel=4)
+    return report
+
+
+def gather(
+    tensors: Tensors, found: Found, report: LoadReport, device: torch.device, dtype: torch.dtype | None
+) -> State:
+    """The model's own tensors, each checked, converted and on its device, and what was copied let go of."""
+    expected = parameter_shapes(found.config)
+    drawn = _draw(found.config, report.missing) if report.missing else {}
+    state: State = {}
+    wrong = []
+    for ours, shape in expected.items():
+        if ours in drawn:
+            tensor = drawn[ours]
+        elif ours not in found.places:  # a new head starts at zero
+            tensor = torch.zeros(shape)
+        else:
+            place = found.places[ours]
+            tensor = place.read(tensors)
+            if tuple(tensor.shape) != shape:
+                wrong += [f"  - {ours} {shape}", f"  + {' + '.join(place.names)} {tuple(tensor.shape)}"]
+                continue
+            check_finite(tensor, " + ".join(place.names))
+        state[ours] = tensor.to(device, dtype)
+        if ours in found.places and ours not in drawn and found.places[ours].layer is None:
+            for name in found.places[ours].names:
+                if tensors[name].data_ptr() != state[ours].data_ptr():
+                    tensors.release(name)
+    if wrong:
+        raise VitreousError("tensors do not fit the model (- wanted, + found):\n" + "\n".join(wrong[:24]))
+    if found.config.num_classes and "head.weight" in found.places and not state["head.weight"].any():
+        note = "the head is all zeros: its logits mean nothing until it is trained"
+        report.notes = (*report.notes, note)
+        warnings.warn(f"{report.source}: {note}", VitreousWarning, stacklevel=4)
+    return state
+
+
+def _draw(config: Config, names: tuple[str, ...]) -> State:
+    model = build(config)
+    return {name: model.get_parameter(name).detach() for name in names}
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """A sum is not finite if one of its terms is not: a single pass that keeps nothing."""
+    wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.dtype.itemsize > 1 else torch.float32
+    if torch.isfinite(tensor.to(wide).sum() if tensor.dtype.itemsize == 1 else tensor.sum(dtype=wide)):
+        return
+    bad = int((~torch.isfinite(tensor.to(wide))).sum())
+    if bad:
+        raise VitreousError(f"{name} holds {bad:,} of {tensor.numel():,} values that are not numbers (NaN or infinite)")

@@ -1,0 +1,69 @@
+"""Where a dialect keeps each of our tensors. One table serves both ways: it says what to read, and what to write."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import VitreousError
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How their tensor is turned into ours, and back."""
+
+    read: Callable[[Tensor], Tensor]
+    write: Callable[[Tensor], Tensor]
+    rank: int | None = None  # dimensions of theirs
+    axis: int = 0  # of theirs, which must be `size` long where that is given
+    size: int | None = None
+
+    def check(self, tensor: Tensor, name: str) -> None:
+        if self.rank is not None and tensor.ndim != self.rank:
+            raise VitreousError(f"{name} has shape {tuple(tensor.shape)}, expected {self.rank} dimensions")
+        if self.size is not None and tensor.shape[self.axis] != self.size:
+            raise VitreousError(f"{name} has {tensor.shape[self.axis]} heads, the first layer {self.size}")
+
+
+SAME = Layout(lambda t: t, lambda t: t)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The names a tensor of ours has in a dialect: several are parts of it, one below the other."""
+
+    names: tuple[str, ...]
+    layout: Layout = SAME
+    layer: int | None = None  # theirs is all layers in one, with this index
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        parts = []
+        for name in self.names:
+            tensor = tensors[name]
+            if self.layer is not None:
+                tensor = tensor[self.layer]
+            if not tensor.is_floating_point():
+                raise VitreousError(f"{name} holds {str(tensor.dtype)[6:]}, not floating-point numbers")
+            self.layout.check(tensor, name)
+            parts.append(self.layout.read(tensor))
+        if len(parts) == 1:
+            return parts[0].contiguous()
+        if len({(part.shape, part.dtype) for part in parts}) > 1:
+            found = ", ".join(f"{tuple(p.shape)} {str(p.dtype)[6:]}" for p in parts)
+            raise VitreousError(f"{', '.join(self.names)} differ in shape or type: {found}")
+        return torch.cat(parts)
+
+    def write(self, tensor: Tensor) -> State:
+        parts = tensor.chunk(len(self.names)) if len(self.names) > 1 else (tensor,)
+        return {
+            name: self.layout.write(part).contiguous().clone()
+            if len(parts) > 1
+            else self.layout.write(part).contiguous()
+            for name, part in zip(self.names, parts, strict=True)
+        }
+
+
+Places = dict[str, Place]  # our name -> where they keep it

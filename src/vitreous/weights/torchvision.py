@@ -1,0 +1,89 @@
+"""torchvision's VisionTransformer, its old and its new names for the MLP."""
+
+import re
+from typing import Any
+
+from vitreous.models.checks import pair
+from vitreous.models.vit import ViTConfig
+from vitreous.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, View, infer, places_for
+from vitreous.weights.express import Expression, training_notes
+from vitreous.weights.files import Tensors
+
+NAME = "torchvision"
+NAMES = (
+    (r"^patch_embed\.proj\.", "conv_proj."),
+    (r"^cls_token$", "class_token"),
+    (r"^pos_embed$", "encoder.pos_embedding"),
+    (r"^blocks\.(\d+)\.", r"encoder.layers.encoder_layer_\1."),
+    (r"\.norm([12])\.", r".ln_\1."),
+    (r"\.attn\.qkv\.", ".self_attention.in_proj_"),
+    (r"\.attn\.proj\.", ".self_attention.out_proj."),
+    (r"\.mlp\.fc1\.", ".mlp.0."),
+    (r"\.mlp\.fc2\.", ".mlp.3."),
+    (r"^(fc_)?norm\.", "encoder.ln."),
+    (r"^pre_logits\.", "heads.pre_logits."),
+    (r"^head\.", "heads.head."),
+)
+KNOWN = r"(blocks\.\d+\.(norm|attn\.(qkv|proj)\.|mlp\.)|patch_embed|cls_token|pos_embed$|(fc_)?norm|pre_logits|head)"
+
+
+def rename(ours: str) -> tuple[str, ...]:
+    for pattern, theirs in NAMES:
+        ours = re.sub(pattern, theirs, ours)
+    return (ours,)
+
+
+def claims(tensors: Tensors, settings: dict[str, Any]) -> bool:
+    return "conv_proj.weight" in tensors and "encoder.layers.encoder_layer_0.ln_1.weight" in tensors
+
+
+def read(tensors: Tensors, hints: Hints) -> Found:
+    old = "encoder.layers.encoder_layer_0.mlp.linear_1.weight" in tensors
+
+    def theirs(ours: str) -> tuple[str, ...]:
+        (name,) = rename(ours)
+        return (name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2.") if old else name,)
+
+    notes: list[str] = []
+    view = View(tensors, theirs)
+    fields = infer(view, hints, notes, ("class",), gelu="erf", resample="torchvision")
+    config = ViTConfig(**fields)
+    return Found(NAME, config, view.places(config), preprocessing_for(config), notes=notes)
+
+
+def preprocessing_for(config: ViTConfig) -> Preprocessing:
+    """Its weights' own: the short side to 256 (242 for L/16 at 224), a centre crop of 224."""
+    size = pair(config.image_size)
+    short = (
+        242 if (config.width, config.patch_size, size) == (1024, (16, 16), (224, 224)) else round(min(size) * 256 / 224)
+    )
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.channels == 3 else ((0.5,) * config.channels,) * 2
+    return Preprocessing(size=size, resize=short, interpolation="bilinear", mean=mean, std=std)
+
+
+def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
+    say = Expression(config)
+    say.only("backbone", None, why="it has no hybrids")
+    say.only("pool", "token", why="it reads the class token")
+    say.only("registers", 0, why="it has none")
+    say.only("final_norm", "before-pool", why="its last norm comes before the class token is read")
+    say.only("position", "learned-1d", why="its positions are learned")
+    say.only("position_at", "stem", why="it adds positions once")
+    say.only("position_slots", "class", why="its class token has a position")
+    say.resampling("torchvision")
+    say.only("mlp", "gelu", why="it has no SwiGLU")
+    say.only("gelu", "erf", why="its GELU is the exact one")
+    say.only("norm_eps", 1e-6, why="its norms have 1e-6")
+    say.only("qkv_bias", True, why="it has always one")
+    say.only("qk_norm", False, why="it has none")
+    say.only("layer_scale", None, why="it has none")
+    say.only("channels", 3, why="it takes colour images")
+    if not config.num_classes:
+        say.object("num_classes", "it always has a head")
+    for field in ("image_size", "patch_size"):
+        height, width = pair(getattr(config, field))
+        if height != width:
+            say.object(field, "it takes squares alone")
+    places = places_for(config, rename, KNOWN)
+    return Form(places, say.objections, training_notes(config), assumes=preprocessing_for(config))

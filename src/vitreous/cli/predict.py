@@ -1,0 +1,202 @@
+"""`vitreous predict`: what a model sees in images."""
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from vitreous.serving.prediction import Answer, Prediction
+
+
+def predict(
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="")],
+    /,
+    *,
+    model: Annotated[str, tyro.conf.arg(metavar="FILE")],
+    top: Annotated[int, tyro.conf.arg(metavar="N")] = 5,
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32,
+    device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto",
+    heads: Annotated[int | None, tyro.conf.arg(metavar="N")] = None,
+) -> None:
+    """Say what is in images: the most probable classes of each.
+
+    Args:
+        images: files, folders (with everything below them) or patterns in quotes: "photos/**/*.jpg".
+        model: a checkpoint of Vitreous or of another program: a file, a folder or hf://owner/name.
+        top: how many classes to name for each image.
+        json: one JSON object for each image and line, and nothing else on stdout.
+        batch_size: how many images the model is shown at once.
+        device: "cpu", "cuda", "cuda:1"...; auto: a GPU if there is one.
+        heads: attention heads, for a checkpoint that does not tell.
+    """
+    from rich.console import Console
+
+    from vitreous.data.decoding import find_images
+    from vitreous.errors import VitreousError
+
+    paths = find_images(images)
+    if top < 1 or batch_size < 1:  # said before a large file is read
+        raise VitreousError("--top and --batch-size must be 1 or more")
+
+    from vitreous.serving import prediction
+    from vitreous.weights.load import load
+
+    network = load(model, heads=heads, device=usable(device))
+    predictions = prediction.predict(network, paths, top=top, batch_size=batch_size)
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name that this terminal cannot show must not end the program
+    plain: Any = {"highlight": False, "markup": False, "emoji": False}  # file names are not markup
+    out = Console(**plain)
+    # On one terminal, one console writes everything, so that the bar stays below what is printed.
+    notes = out if sys.stdout.isatty() and sys.stderr.isatty() else Console(stderr=True, **plain)
+    for note in network.report.notes if network.report else ():
+        notes.print(printable(note), style="dim", soft_wrap=True)
+    if network.labels is None and prediction.labels_of(network):
+        notes.print("the model names no classes; there are 1,000, so the names are ImageNet-1k's", style="dim")
+
+    skipped = 0
+    lines = Lines(out, [printable(path) for path in paths])
+    with progress(notes, len(paths), shown=sys.stderr.isatty() and len(paths) > batch_size) as advance:
+        for found in predictions:
+            if json:
+                out.print(as_json(found), soft_wrap=True)
+            elif found.top:
+                lines.add(found)
+            if found.error is not None:
+                skipped += 1
+                notes.print(f"vitreous: {printable(found.image)}: {found.error}; skipped", soft_wrap=True)
+            advance()
+    if skipped:
+        if len(paths) > 1:
+            notes.print(f"vitreous: {skipped:,} of {len(paths):,} images skipped")
+        sys.stdout.flush()
+        raise SystemExit(1)
+
+
+def usable(device: str) -> str:
+    """The device, once something has been computed on it."""
+    import torch
+
+    from vitreous.errors import VitreousError
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise VitreousError(f"device = {device!r} cannot be used here: {reason}") from error
+    return device
+
+
+def as_json(found: "Prediction") -> str:
+    """ASCII only, so that a name in no known encoding comes through, and any pipe can take it."""
+    from json import dumps
+
+    if found.error is not None:
+        return dumps({"image": str(found.image), "error": found.error})
+    top = [{"class": a.index, "label": a.label, "probability": a.probability} for a in found.top]
+    return dumps({"image": str(found.image), "top": top})
+
+
+class Lines:
+    """Predictions for a person: one image is a small table, of several each has a line."""
+
+    def __init__(self, console: "Console", names: list[str]):
+        from rich.cells import cell_len
+
+        self.console, self.alone, self.cut = console, len(names) == 1, sys.stdout.isatty()
+        most = max(24, console.width // 3) if self.cut else 60  # in a pipe there is no width to keep to
+        self.width = min(most, max(map(cell_len, names)))
+
+    def add(self, found: "Prediction") -> None:
+        if self.alone:
+            self.console.print(printable(found.image), style="bold", soft_wrap=True)
+            self.console.print(table(found.top))
+        else:
+            text = self.line(printable(found.image), found.top)
+            self.console.print(text, soft_wrap=not self.cut, no_wrap=True, overflow="ellipsis" if self.cut else None)
+
+    def line(self, name: str, top: "tuple[Answer, ...]") -> "Text":
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        if self.cut and cell_len(name) > self.width:  # the end of a path tells more than its beginning
+            while cell_len(name) >= self.width:
+                name = name[1:]
+            name = f"…{name}"
+        text = Text(name + " " * (self.width - cell_len(name)))
+        text.append(f"  {percent(top[0]):>6}  ")
+        text.append(title(top[0]), style="bold")
+        if top[1:]:
+            text.append(" " * (18 - cell_len(title(top[0]))))
+            text.append("  " + ", ".join(f"{title(a)} {percent(a)}" for a in top[1:]), style="dim")
+        return text
+
+
+def table(top: "tuple[Answer, ...]") -> Any:
+    from rich.bar import Bar
+    from rich.table import Table
+
+    rows = Table(box=None, show_header=False, pad_edge=False)
+    rows.add_column(justify="right", style="dim")
+    rows.add_column(justify="right")
+    rows.add_column(width=24)
+    rows.add_column(overflow="fold")
+    for rank, answer in enumerate(top, 1):
+        rows.add_row(str(rank), percent(answer), Bar(1, 0, answer.probability, color="green"), title(answer))
+    return rows
+
+
+def title(answer: "Answer") -> str:
+    return f"class {answer.index}" if answer.label is None else printable(answer.label)
+
+
+def percent(answer: "Answer") -> str:
+    return f"{answer.probability:.1%}" if answer.probability >= 0.0005 else "<0.1%"
+
+
+def printable(name: object) -> str:
+    """The name, with what would steer a terminal, or cannot be written at all, replaced."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in str(name))
+
+
+@contextmanager
+def progress(console: "Console", total: int, shown: bool) -> "Iterator[Callable[[], None]]":
+    """A bar with rate and time left, that disappears at the end; call what it yields once for each image."""
+    from datetime import timedelta
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task
+    from rich.text import Text
+
+    class Pace(ProgressColumn):  # of all so far: images come in bursts of a batch, over which rich's own would jump
+        def render(self, task: Task) -> Text:
+            if not task.completed or not task.elapsed:
+                return Text("")
+            rate = task.completed / task.elapsed
+            return Text(f"{rate:,.0f} images/s  {timedelta(seconds=round((task.remaining or 0) / rate))} left")
+
+    bar = Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        Pace(),
+        console=console,
+        transient=True,
+        disable=not shown,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

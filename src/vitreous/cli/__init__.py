@@ -2,24 +2,31 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from vitreous import __version__
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, VitreousWarning
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `vitreous`. A user's mistake is one sentence and exit code 2."""
     import tyro
 
+    from vitreous.cli.convert import convert
+    from vitreous.cli.info import info
     from vitreous.cli.models import models
+    from vitreous.cli.predict import predict
 
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments in (["--version"], ["-V"]):
         print(f"vitreous {__version__}")
         return
     app = tyro.extras.SubcommandApp()
-    app.command(models)
+    for command in (predict, info, convert, models):
+        app.command(command)
+    warnings.showwarning = _show  # type: ignore[assignment]
     try:
         app.cli(
             prog="vitreous",
@@ -35,6 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `vitreous models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _show(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    """Our own warnings are for the user; a library's are for its developers."""
+    if issubclass(category, VitreousWarning):
+        print(f"vitreous: warning: {message}", file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> int:

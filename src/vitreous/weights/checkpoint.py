@@ -152,7 +152,6 @@ def infer(view: View, hints: Hints, notes: list[str], slots: tuple[str, ...], **
         "qkv_bias": "blocks.0.attn.qkv.bias" in view,
         "qk_norm": "blocks.0.attn.q_norm.weight" in view,
         "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in view else None,
-        "final_norm": "after-pool" if "fc_norm.weight" in view else "before-pool",
         "representation_size": view.shape("pre_logits.weight", 2)[0] if "pre_logits.weight" in view else None,
         "num_classes": view.shape("head.weight", 2)[0] if "head.weight" in view else 0,
     }

@@ -26,7 +26,9 @@ class Expression:
     def resampling(self, policy: str) -> None:
         """The dialect's program resamples positions by a policy of its own."""
         if self.config.position.startswith("learned"):
-            self.only("resample", policy, why=f"its program resamples positions by the policy {policy!r}")
+            self.only(
+                "resample", policy, why=f"at other sizes than its own, its program resamples positions by {policy!r}"
+            )
 
 
 def training_notes(config: Config) -> list[str]:

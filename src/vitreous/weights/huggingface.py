@@ -209,7 +209,7 @@ def _preprocessing(processor: dict[str, Any], config: ViTConfig, dinov2: bool, n
             "size": final,
             "resize": None if shown == final else shown,
             "interpolation": RESAMPLE[number],
-            "crop": "down",
+            "crop": "round" if shown == final else "down",  # without a crop it says nothing
             "mean": mean,
             "std": std,
         }

@@ -88,7 +88,7 @@ def write(checkpoint: Checkpoint, target: str | os.PathLike[str], to: str, force
         )
     if objections:
         warnings.warn(
-            f"{path}: {to} cannot express this model, and will compute something else:\n"
+            f"{path}: {to} cannot express all of this model; what is written computes something else:\n"
             + "\n".join(f"  {objection}" for objection in objections),
             VitreousWarning,
             stacklevel=3,

@@ -55,6 +55,7 @@ def read(tensors: Tensors, hints: Hints) -> Found:
     view = View(tensors, rename)
     notes: list[str] = []
     known = told.fields() | {"resample": "timm"}
+    known["final_norm"] = "after-pool" if "fc_norm.weight" in view else "before-pool"
     if told.pool in ("", "avg") or (told.pool is None and "fc_norm.weight" in view):
         known["pool"] = "none" if told.pool == "" else "gap"
     config = ViTConfig(

@@ -1,0 +1,43 @@
+"""`vitreous convert`: a checkpoint in another dialect."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from vitreous.cli.parts import Size
+
+
+def convert(
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="IN")],
+    target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
+    /,
+    *,
+    to: Literal["google", "big-vision", "bit", "timm", "huggingface", "torchvision", "dino", "dinov2", "native"],
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    num_classes: int | None = None,
+    image_size: Size = None,
+    heads: int | None = None,
+) -> None:
+    """Write a checkpoint as another program loads it: the same numbers, under its names.
+
+    Args:
+        source: a file, a folder or hf://owner/name, in any dialect.
+        target: where to. A folder for timm and huggingface, else a file: .npz for google, big-vision and bit,
+            .safetensors for native, either of .pth and .safetensors for the others.
+        to: the dialect to write; google has the numbering of the released files.
+        force: write even what the dialect cannot express, with a warning.
+        num_classes: a new head of zeros with so many classes; 0 for none.
+        image_size: lay it out for another size, in pixels: one number, or height and width.
+        heads: the number of heads, where the file cannot tell.
+    """
+    from vitreous.weights.save import convert
+
+    notes = convert(source, target, to, force=force, num_classes=num_classes, image_size=image_size, heads=heads)
+    for note in notes:
+        print(f"vitreous: note: {note}", file=sys.stderr)
+    files = sorted(target.iterdir()) if target.is_dir() else [target]
+    size = sum(file.stat().st_size for file in files)
+    parts = f" in {', '.join(file.name for file in files)}" if target.is_dir() else ""
+    print(f"{target}: {to}, {size / 1e6:,.1f} MB{parts}")

@@ -1,0 +1,7 @@
+"""What several commands share."""
+
+from typing import Annotated
+
+import tyro
+
+Size = Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="PX [PX]")]  # one number is a square

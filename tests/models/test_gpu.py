@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import vitreous
-from helpers import SMALL_RESNET, images, oracle, outputs, relative_error, tiny_vit
+from helpers import FIXTURES, SMALL_RESNET, images, oracle, outputs, relative_error, tiny_vit
 from vitreous.models.embed import project_by_convolution, project_by_linear
-from vitreous.models.zoo import build
-from vitreous.weights import google
 
 pytestmark = pytest.mark.gpu
 
@@ -112,11 +110,9 @@ def test_compiled_batches_share_one_graph(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["google_vit_token_prelogits", "google_hybrid_r", "bv_map_learn", "bit_v2_small"])
 def test_oracles(name: str) -> None:
-    parameters, facts = oracle(name)
-    config, state = google.read(parameters)
-    model = build(config)
-    model.load_state_dict(state)
-    model.cuda().eval()
+    _, facts = oracle(name)
+    model = vitreous.load(FIXTURES / f"{name}.npz", device="cuda")
+    assert all(p.is_cuda for p in model.parameters())
     for key in facts:
         if key.startswith("input_"):
             x = torch.from_numpy(facts[key]).permute(0, 3, 1, 2).cuda()

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import oracle, outputs, relative_error
+import vitreous
+from helpers import FIXTURES, oracle, outputs, relative_error
 from vitreous.models import VisionTransformer, ViTConfig
-from vitreous.models.zoo import build
-from vitreous.weights import google
 
 GOOGLE = [
     "google_vit_token_prelogits",
@@ -22,11 +21,8 @@ GOOGLE = [
 
 @pytest.mark.parametrize("name", GOOGLE)
 def test_google(name: str) -> None:
-    parameters, facts = oracle(name)
-    config, state = google.read(parameters)
-    model = build(config)
-    model.load_state_dict(state)
-    model.eval()
+    _, facts = oracle(name)
+    model = vitreous.load(FIXTURES / f"{name}.npz")
     sizes = [key.removeprefix("input_") for key in facts if key.startswith("input_")]
     assert sizes
     for size in sizes:

@@ -270,7 +270,7 @@ def test_huggingface_dinov2_classifier_is_refused_and_its_features_are_not(tmp_p
 
 
 def test_huggingface_cannot_go_from_a_rectangle_and_we_can(tmp_path: Path) -> None:
-    """transformers 5 fails to interpolate a rectangular native grid, even to its own size, and under a tuple of a patch."""
+    """transformers 5 fails to interpolate a rectangular native grid, even to its own size, and with oblong patches."""
     peer = draw(transformers.ViTForImageClassification(hf_vit(image_size=[16, 40], num_labels=7)))
     peer.save_pretrained(tmp_path / "wide")
     for size in ((16, 40), (32, 64)):

@@ -212,7 +212,7 @@ def open_file(path: Path) -> Tensors:
     if not start:
         raise VitreousError("the file is empty")
     try:
-        if start[:4] == b"PK\x03\x04":
+        if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
             return _open_zip(path)
         if start[8:9] == b"{":
             return Mapped(path)

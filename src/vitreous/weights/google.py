@@ -27,6 +27,12 @@ from vitreous.weights.places import SAME, Layout, Place, Places
 
 VIT, BIG_VISION, BIT = "google", "big-vision", "bit"
 PREFIXES = ("opt/target/", "params/img/", "img/", "params/")  # a file has one: what stands outside is not the model
+ROOTS = (  # what a model starts with
+    "embedding/kernel",
+    "conv_root/kernel",
+    "root_block/conv_root/kernel",
+    "resnet/root_block/standardized_conv2d/kernel",
+)
 RENAMES = (  # applied in this order
     (r"^Transformer/(?:posembed_input/)?pos_embedding$", "pos_embedding"),
     (r"^(Transformer/encoderblock(?:_\d+)?)/LayerNorm_2/", r"\1/LayerNorm_1/"),
@@ -183,7 +189,7 @@ class Modern:
 
     def __init__(self, tensors: Tensors):
         self.tensors = tensors
-        self.prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in tensors)), "")
+        self.prefix = prefix_of(tensors) or ""
         self.home: dict[str, tuple[str, int | None]] = {}
         for old in tensors:
             if not old.startswith(self.prefix):
@@ -228,12 +234,12 @@ class Modern:
         return replace(modern, names=tuple(old for old, _ in homes), layer=homes[0][1])
 
 
+def prefix_of(tensors: Tensors) -> str | None:
+    return next((p for p in ("", *PREFIXES) for root in ROOTS if f"{p}{root}" in tensors), None)
+
+
 def claims(tensors: Tensors, settings: dict[str, Any]) -> bool:
-    ends = ("embedding/kernel", "conv_root/kernel", "root_block/standardized_conv2d/kernel")
-    prefixes = ("", *PREFIXES)
-    return any(
-        f"{p}{end}" in tensors for p in prefixes for end in (*ends, "root_block/conv_root/kernel", f"resnet/{ends[2]}")
-    )
+    return prefix_of(tensors) is not None
 
 
 def read(tensors: Tensors, hints: Hints) -> Found:
@@ -278,6 +284,7 @@ def _vit_config(source: Modern, hints: Hints, notes: list[str]) -> ViTConfig:
         entries = source.shape("pos_embedding", 3)[1]
         choices = {"class": 1, "patches": 0} if has_class else {"patches": 0}
         slots, grid = split_positions(entries, choices, step, hints, notes)
+    depth = source.count(r"Transformer/encoderblock_(\d{1,4})/")
     heads = source.shape(f"{block}/MultiHeadDotProductAttention_0/query/kernel", 3)[1]
     if hints.heads not in (None, heads):
         raise VitreousError(f"heads = {hints.heads}, but the file has {heads}")
@@ -286,7 +293,7 @@ def _vit_config(source: Modern, hints: Hints, notes: list[str]) -> ViTConfig:
         patch_size=(patch[0], patch[1]),
         channels=channels if backbone is None else source.shape("conv_root/kernel", 4)[2],
         width=width,
-        depth=source.count(r"Transformer/encoderblock_(\d{1,4})/"),
+        depth=depth,
         heads=heads,
         mlp_dim=source.shape(f"{block}/MlpBlock_0/Dense_0/kernel", 2)[1],
         pool="map" if "MAPHead_0/probe" in source else "token" if has_class else "gap",

@@ -185,3 +185,26 @@ def _choice(value: object, name: str, choices: tuple[object, ...]) -> None:
 
 def _list(items: Any) -> str:
     return ", ".join(repr(item) for item in items)
+
+
+PRESETS = {  # at 224 px, for weights that do not say themselves
+    "google": Preprocessing(224, antialias=False),
+    "augreg": Preprocessing(224, 248, "bicubic"),
+    "deit": Preprocessing(224, 256, "bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    "torchvision": Preprocessing(224, 256, "bilinear", mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    "dino": Preprocessing(224, 256, "bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD),
+}
+
+
+def plain(size: tuple[int, int] | int, channels: int) -> Preprocessing:
+    """For a model of which nothing is known: squashed to its size, pixels in -1..1."""
+    half = (0.5,) * channels
+    return Preprocessing(size, mean=half, std=half)
+
+
+def preset(name: str, size: tuple[int, int] | int = 224, channels: int = 3) -> Preprocessing:
+    """One of the presets, for another size and number of channels."""
+    if name not in PRESETS:
+        raise VitreousError(f"no preprocessing is called {name!r}: there is {', '.join(PRESETS)}")
+    found = PRESETS[name].at(size)
+    return found if channels == 3 else replace(found, mean=(0.5,) * channels, std=(0.5,) * channels)

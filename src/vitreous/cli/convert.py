@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitreous.cli.parts import Size
+from vitreous.cli.parts import Preset, Size
 
 
 def convert(
@@ -19,6 +19,7 @@ def convert(
     num_classes: int | None = None,
     image_size: Size = None,
     heads: int | None = None,
+    preprocessing: Preset | None = None,
 ) -> None:
     """Write a checkpoint as another program loads it: the same numbers, under its names.
 
@@ -31,10 +32,20 @@ def convert(
         num_classes: a new head of zeros with so many classes; 0 for none.
         image_size: lay it out for another size, in pixels: one number, or height and width.
         heads: the number of heads, where the file cannot tell.
+        preprocessing: what it was trained to see, where the file does not tell.
     """
     from vitreous.weights.save import convert
 
-    notes = convert(source, target, to, force=force, num_classes=num_classes, image_size=image_size, heads=heads)
+    notes = convert(
+        source,
+        target,
+        to,
+        force=force,
+        num_classes=num_classes,
+        image_size=image_size,
+        heads=heads,
+        preprocessing=preprocessing,
+    )
     for note in notes:
         print(f"vitreous: note: {note}", file=sys.stderr)
     files = sorted(target.iterdir()) if target.is_dir() else [target]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from vitreous.cli.parts import Size
+from vitreous.cli.parts import Preset, Size
 
 # Of the config, what is told even where it is the usual.
 ALWAYS = {
@@ -33,6 +33,7 @@ def info(
     image_size: Size = None,
     heads: int | None = None,
     strict: bool = True,
+    preprocessing: Preset | None = None,
 ) -> None:
     """Say what is in a checkpoint: dialect, config, cost, preprocessing, labels, and what became of every tensor.
 
@@ -42,11 +43,12 @@ def info(
         image_size: lay it out for another size, in pixels: one number, or height and width.
         heads: the number of heads, where the file cannot tell.
         strict: stop at tensors that are missing or have no place, rather than listing them.
+        preprocessing: what it was trained to see, where the file does not tell.
     """
     from vitreous.models.cost import cost
     from vitreous.weights.load import read
 
-    checkpoint = read(source, image_size=image_size, heads=heads, strict=strict)
+    checkpoint = read(source, image_size=image_size, heads=heads, strict=strict, preprocessing=preprocessing)
     report, config = checkpoint.report, checkpoint.config
     spent = cost(config)
     types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in checkpoint.state.values()})

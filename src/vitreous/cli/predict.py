@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from vitreous.cli.parts import Preset
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -27,6 +29,7 @@ def predict(
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32,
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto",
     heads: Annotated[int | None, tyro.conf.arg(metavar="N")] = None,
+    preprocessing: Preset | None = None,
 ) -> None:
     """Say what is in images: the most probable classes of each.
 
@@ -38,6 +41,7 @@ def predict(
         batch_size: how many images the model is shown at once.
         device: "cpu", "cuda", "cuda:1"...; auto: a GPU if there is one.
         heads: attention heads, for a checkpoint that does not tell.
+        preprocessing: what the model was trained to see, for a checkpoint that does not tell.
     """
     from rich.console import Console
 
@@ -51,7 +55,7 @@ def predict(
     from vitreous.serving import prediction
     from vitreous.weights.load import load
 
-    network = load(model, heads=heads, device=usable(device))
+    network = load(model, heads=heads, device=usable(device), preprocessing=preprocessing)
     predictions = prediction.predict(network, paths, top=top, batch_size=batch_size)
 
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitreous.data.decoding import decode
 from vitreous.errors import VitreousError
 from vitreous.models.base import Model
-from vitreous.preprocessing import Preprocessing
+from vitreous.preprocessing import Preprocessing, plain
 from vitreous.weights.labels import imagenet1k
 
 THREADS = min(8, (os.cpu_count() or 1) + 1)  # that decode while the model runs
@@ -40,8 +40,7 @@ def preprocessing_of(model: Model) -> Preprocessing:
     config: Any = model.config
     found = model.preprocessing
     if found is None:
-        half = (0.5,) * config.channels
-        return Preprocessing(size=config.image_size, mean=half, std=half)
+        return plain(config.image_size, config.channels)
     assert isinstance(found, Preprocessing)
     if len(found.mean) != config.channels:
         raise VitreousError(

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ def meta_model(config: Config) -> VisionTransformer | BiT:
         return build(config)
 
 
-def parameter_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+@lru_cache(maxsize=8)
+def parameter_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in meta_model(config).named_parameters()}
 
 

@@ -11,7 +11,7 @@ import torch
 
 from vitreous.models.checks import pair
 from vitreous.models.vit import ViTConfig
-from vitreous.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitreous.preprocessing import Preprocessing, preset
 from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, View, infer, places_for
 from vitreous.weights.express import Expression, training_notes
 from vitreous.weights.files import Tensors
@@ -109,8 +109,7 @@ def preprocessing_for(config: ViTConfig) -> Preprocessing:
     """Both are evaluated at 224 px, the centre of a short side of 256; DINOv2 too, though its positions are for 518."""
     size = pair(config.image_size)
     size = (224, 224) if size == (518, 518) else size
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.channels == 3 else ((0.5,) * config.channels,) * 2
-    return Preprocessing(size=size, resize=round(min(size) * 256 / 224), interpolation="bicubic", mean=mean, std=std)
+    return preset("dino", size, config.channels)
 
 
 # ---------------------------------------------------------------- writing

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import re
+import stat
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -31,11 +32,17 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "C64": torch.complex64,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
@@ -106,9 +113,9 @@ class Mapped(Tensors):
             try:
                 header = json.loads(file.read(length).decode())
                 self.metadata = header.pop("__metadata__", {})
-                self.entries = {str(name): self._entry(value) for name, value in header.items()}
+                self.entries = {name: self._entry(value) for name, value in header.items()}
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise VitreousError(f"not a readable .safetensors file (its header: {error})") from error
+                raise VitreousError(f"not a readable .safetensors file (its header: {_short(error)})") from error
             self.start = 8 + length
             end = max((stop for *_, stop in self.entries.values()), default=0)
             if self.start + end > size:
@@ -120,10 +127,13 @@ class Mapped(Tensors):
 
     @staticmethod
     def _entry(value: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...], int, int]:
+        if value["dtype"] not in DTYPES:
+            raise ValueError(f"a tensor of {value['dtype']}, which is not known here")
         dtype, shape, (start, stop) = DTYPES[value["dtype"]], tuple(value["shape"]), value["data_offsets"]
         whole = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
-        if not whole or math.prod(shape) * dtype.itemsize != stop - start:
-            raise ValueError(f"a tensor of shape {shape} in {stop - start} bytes")
+        countable = whole and len(shape) <= 64 and math.prod(n or 1 for n in shape) < 2**60  # 0 x 2**70 is no shape
+        if not countable or math.prod(shape) * dtype.itemsize != stop - start:
+            raise ValueError(f"a tensor of shape {shape} at the bytes from {start} to {stop}")
         return dtype, shape, start, stop
 
     def __getitem__(self, name: str) -> Tensor:
@@ -166,11 +176,13 @@ class Sharded(Tensors):
         if not isinstance(weight_map, dict) or not texts:
             raise VitreousError("its index has no weight_map of file names")
         names = sorted(set(weight_map.values()))
-        if outside := [name for name in names if Path(name).name != name]:
+        if outside := [name for name in names if Path(name).name != name or name == ".."]:
             raise VitreousError(f"its index names files elsewhere: {listed(outside)}")
-        if lacking := [name for name in names if not (index.parent / name).is_file()]:
+        if wrong := [name for name in names if name.endswith(".json")]:
+            raise VitreousError(f"its index names no weights but {listed(wrong)}")
+        if lacking := [name for name in names if not os.path.isfile(index.parent / name)]:  # noqa: PTH113 (never raises)
             raise VitreousError(f"{len(lacking)} of {len(names)} parts are missing: {listed(lacking)}")
-        parts = {name: open_file(index.parent / name) for name in names}
+        parts = {name: _open_part(index.parent / name) for name in names}
         if absent := [name for name, file in weight_map.items() if name not in parts[file]]:
             raise VitreousError(f"{len(absent)} tensors are not in the part that the index names: {listed(absent)}")
         self.home = {name: parts[file] for name, file in weight_map.items()}
@@ -200,11 +212,20 @@ class Sharded(Tensors):
 # ---------------------------------------------------------------- reading
 
 
+def _open_part(path: Path) -> Tensors:
+    try:
+        return open_file(path)
+    except VitreousError as error:
+        raise VitreousError(f"{path.name}: {error}") from error
+
+
 def open_file(path: Path) -> Tensors:
     """A container of tensors, told by its first bytes and not by its name."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise VitreousError(f"{'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")
         with path.open("rb") as file:
-            start = file.read(16)
+            start = file.read(32)
     except FileNotFoundError as error:
         raise VitreousError("no such file") from error
     except OSError as error:
@@ -259,9 +280,12 @@ def open_npz(path: Path) -> Held:
     """All arrays of an `.npz` file. Nothing in it is executed."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return Held({name: archive[name] for name in archive.files}, "npz")
+            members = {name: archive[name] for name in archive.files}
     except Exception as error:  # on broken files numpy lets through whatever its parsers raise
         raise VitreousError(f"not a readable .npz file ({_short(error)})") from error
+    held = Held({name: array for name, array in members.items() if isinstance(array, np.ndarray)}, "npz")
+    held.ignored = {name: "not an array" for name in members if name not in held}
+    return held
 
 
 def from_array(array: NDArray[Any], name: str) -> Tensor:
@@ -327,7 +351,9 @@ def unwrap(content: Any) -> Held:
         content = content[key]
     if not isinstance(content, dict):
         raise VitreousError(f"holds a {type(content).__name__}, not a state dict: names and tensors")
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    tensors = {str(name): value.detach() for name, value in content.items() if isinstance(value, Tensor)}
+    if odd := [name for name, tensor in tensors.items() if not _is_plain(tensor)]:
+        raise VitreousError(f"sparse, empty or repeated memory in place of plain tensors: {listed(odd)}")
     if not tensors:
         what = listed([str(key) for key in content]) or "nothing"
         raise VitreousError(f"no state dict in it: it holds {what}")
@@ -337,9 +363,17 @@ def unwrap(content: Any) -> Held:
     return held
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """It has memory of its own for every number: a few bytes may otherwise claim to be terabytes."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.numel() * tensor.itemsize <= tensor.untyped_storage().nbytes()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""  # a pipe would be waited for
+        value = json.loads(text)
     except OSError as error:
         raise VitreousError(f"{path.name} cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
@@ -360,16 +394,22 @@ def _short(error: BaseException) -> str:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name to write to. What was written takes the place of `path` at the end, whole; on failure nothing changes."""
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
+    try:
+        path = Path(os.path.realpath(path))
+        mode = path.stat().st_mode if path.exists() else None
+    except (OSError, ValueError) as error:  # a name that is too long, or has a zero in it
+        raise VitreousError(f"{path} cannot be written ({getattr(error, 'strerror', None) or error})") from error
+    if mode is not None and not stat.S_ISREG(mode):
         raise VitreousError(
-            f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}: give the name of a file"
+            f"{path} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}: give the name of a file"
         )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
     try:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        if mode is not None:  # who could not read the old file cannot read the new one
+            temporary.chmod(stat.S_IMODE(mode))
         temporary.replace(path)
         with suppress(OSError):  # so that the new name outlives a power cut; not every file system can
             folder = os.open(path.parent, os.O_RDONLY)
@@ -391,11 +431,12 @@ def write_tensors(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             with temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **{name: to_array(tensor) for name, tensor in state.items()})
+                np.savez(file, allow_pickle=False, **{name: to_array(tensor, name) for name, tensor in state.items()})
         elif path.suffix == ".safetensors":
             write_safetensors(temporary, state, metadata or {"format": "pt"})
         else:
-            torch.save({name: tensor.cpu() for name, tensor in state.items()}, temporary)
+            with temporary.open("wb") as file:  # given a name, torch would write that into the file
+                torch.save({name: tensor.cpu() for name, tensor in state.items()}, file)
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -406,6 +447,8 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor], metadata: Mapping
     ordered = sorted(state.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # so that all stay aligned
     start = 0
     for name, tensor in ordered:
+        if tensor.dtype not in codes:
+            raise VitreousError(f"{name} holds {tensor.dtype}, which .safetensors has no name for")
         stop = start + tensor.numel() * tensor.dtype.itemsize
         header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
         start = stop
@@ -417,7 +460,9 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor], metadata: Mapping
             file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def to_array(tensor: Tensor) -> NDArray[Any]:
+def to_array(tensor: Tensor, name: str) -> NDArray[Any]:
+    if tensor.dtype.itemsize == 1:
+        raise VitreousError(f"{name} holds {tensor.dtype}, and an .npz file has no numbers of 8 bits")
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:  # numpy keeps the bits and forgets the name
         return tensor.view(torch.uint16).numpy().view("V2")
@@ -425,14 +470,14 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
 
 
 def dump_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_failure(error: BaseException) -> str | None:
-    """What the system said, whichever library passed it on."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    text = str(error)  # safetensors and torch pack it into errors of their own
-    if type(error).__name__ == "SafetensorError" or (isinstance(error, RuntimeError) and "riter" in text):
-        return _short(error)
+    """What the system said, also where a library went on to stumble over it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause.strerror or str(cause)
+        cause = cause.__cause__ or cause.__context__ if isinstance(error, RuntimeError) else None
     return None

@@ -19,7 +19,7 @@ from vitreous.errors import VitreousError
 from vitreous.models.checks import pair
 from vitreous.models.resnet import BiTConfig, ResNetConfig
 from vitreous.models.vit import ViTConfig
-from vitreous.preprocessing import Preprocessing
+from vitreous.preprocessing import Preprocessing, preset
 from vitreous.weights.checkpoint import Checkpoint, Config, Form, Found, Hints, parameter_shapes, split_positions
 from vitreous.weights.express import Expression, training_notes
 from vitreous.weights.files import Tensors
@@ -266,8 +266,7 @@ def read(tensors: Tensors, hints: Hints) -> Found:
 
 def preprocessing_for(config: Config) -> Preprocessing:
     """Google's code squashes images with TensorFlow's bilinear resize, which does not antialias, to -1..1."""
-    grey = (0.5,) * config.channels
-    return Preprocessing(size=pair(config.image_size), antialias=False, mean=grey, std=grey)
+    return preset("google", pair(config.image_size), config.channels)
 
 
 def _vit_config(source: Modern, hints: Hints, notes: list[str]) -> ViTConfig:

@@ -11,7 +11,7 @@ from typing import Any
 from vitreous.errors import VitreousError
 from vitreous.models.checks import pair
 from vitreous.models.vit import ViTConfig
-from vitreous.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitreous.preprocessing import Preprocessing, plain, preset
 from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, Labels, Rename, View, infer, places_for
 from vitreous.weights.dino import add_mask_token
 from vitreous.weights.express import Expression
@@ -182,12 +182,10 @@ def _preprocessing(processor: dict[str, Any], config: ViTConfig, dinov2: bool, n
     size = pair(config.image_size)
     if not processor:
         notes.append("preprocessing: its default, for there is no preprocessor_config.json")
-        grey = (0.5,) * config.channels
+        usual = plain(size, config.channels)
         if dinov2:
-            colour = config.channels == 3
-            own = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} if colour else {"mean": grey, "std": grey}
-            return Preprocessing(224, 256, "bicubic", crop="down", **own)
-        return Preprocessing(size, mean=grey, std=grey)
+            usual = replace(preset("dino", 224, config.channels), crop="down")
+        return usual
     shown = _box(processor.get("size", list(size)), "size")
     final: Any = _box(processor["crop_size"], "crop_size") if processor.get("do_center_crop") else shown
     if not processor.get("do_resize", True):

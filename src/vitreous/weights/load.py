@@ -1,7 +1,10 @@
 """`vitreous.load`: from a file, a folder or the hub to a model, with an account of what was found."""
 
+import gc
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from vitreous.models.checks import Size, pair
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build
+from vitreous.preprocessing import Preprocessing, preset
 from vitreous.weights import hub
 from vitreous.weights.checkpoint import Checkpoint, Config, Found, Hints, meta_model, parameter_shapes
 from vitreous.weights.detect import detect, looks_like
@@ -34,30 +38,46 @@ def load(
     strict: bool = True,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = torch.float32,
+    preprocessing: Preprocessing | str | None = None,
 ) -> VisionTransformer | BiT:
     """The model in a checkpoint of any dialect, ready to be called: `source` is a file, a folder or `hf://owner/name`.
 
     `num_classes=K` gives it a new head of zeros in place of its own (and of the pre-training layer under it), 0 none.
     `image_size` lays it out for another size, its positions resampled for good. `heads` where the file cannot tell.
     With `strict=False`, tensors that are missing are drawn at random and unexpected ones are left out, with a warning.
-    `dtype=None` keeps the file's. What was found is in `model.report`; preprocessing and labels come with the model.
+    `dtype=None` keeps the file's. What was found is in `model.report`. Labels and preprocessing come with the model;
+    where a file does not tell its preprocessing, name it: google, augreg, deit, torchvision, dino; or give your own.
     """
     if num_classes is not None and num_classes < 0:
         raise VitreousError(f"num_classes = {num_classes}: expected 0 or more")
-    checkpoint = read(
-        source,
-        num_classes=num_classes,
-        image_size=image_size,
-        heads=heads,
-        strict=strict,
-        device=device,
-        dtype=dtype,
-    )
-    model = meta_model(checkpoint.config)
-    model.load_state_dict(checkpoint.state, assign=True)
+    with no_collection():
+        checkpoint = read(
+            source,
+            num_classes=num_classes,
+            image_size=image_size,
+            heads=heads,
+            strict=strict,
+            device=device,
+            dtype=dtype,
+            preprocessing=preprocessing,
+        )
+        model = meta_model(checkpoint.config)
+        model.load_state_dict(checkpoint.state, assign=True)
     model.preprocessing, model.labels = checkpoint.preprocessing, checkpoint.labels
     model.report = checkpoint.report
     return model.eval()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Building a model makes many objects and no garbage; to look for some among all of torch's takes longer."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def read(
@@ -69,6 +89,7 @@ def read(
     strict: bool = True,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    preprocessing: Preprocessing | str | None = None,
 ) -> Checkpoint:
     """What `load` makes a model of."""
     name = os.fspath(source)
@@ -83,14 +104,18 @@ def read(
         report = account(name, file.tensors, found, strict)
         state = gather(file.tensors, found, report, torch.device(device), dtype)
         config = found.config
-        preprocessing = found.preprocessing
+        shown = found.preprocessing
         if image_size is not None and pair(image_size, "image_size") != pair(config.image_size):
             config, state = resize(config, state, image_size)
-            preprocessing = preprocessing.at(pair(image_size))
+            shown = shown.at(pair(image_size))
+        if isinstance(preprocessing, str):
+            shown = preset(preprocessing, pair(config.image_size), config.channels)
+        elif preprocessing is not None:
+            shown = preprocessing
         extras = {ours: place.read(file.tensors) for ours, place in found.extras.items()}
     except VitreousError as error:
         raise VitreousError(f"{name}: {error}") from error
-    return Checkpoint(config, state, preprocessing, found.labels, replace(report, config=config), extras)
+    return Checkpoint(config, state, shown, found.labels, replace(report, config=config), extras)
 
 
 # ---------------------------------------------------------------- finding the files

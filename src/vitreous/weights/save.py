@@ -10,7 +10,7 @@ from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.models.checks import Size, pair
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.models.vit import VisionTransformer, ViTConfig
-from vitreous.preprocessing import Preprocessing
+from vitreous.preprocessing import Preprocessing, plain
 from vitreous.weights import dino, files, google, huggingface, load, native, timm, torchvision
 from vitreous.weights.checkpoint import Checkpoint, Form
 from vitreous.weights.places import State
@@ -45,11 +45,7 @@ def save(
 ) -> tuple[str, ...]:
     """Write a model with everything that travels with it. In another dialect, as `convert` does."""
     config = model.config
-    if model.preprocessing is None:
-        grey = (0.5,) * config.channels
-        preprocessing = Preprocessing(size=pair(config.image_size), mean=grey, std=grey)
-    else:
-        preprocessing = model.preprocessing
+    preprocessing = model.preprocessing or plain(pair(config.image_size), config.channels)
     report = model.report or LoadReport("a model in memory", "memory", "native", config)
     state: State = {name: p.detach() for name, p in model.named_parameters()}
     return write(Checkpoint(config, state, preprocessing, model.labels, report), path, to, force)
@@ -64,6 +60,7 @@ def convert(
     num_classes: int | None = None,
     image_size: Size | None = None,
     heads: int | None = None,
+    preprocessing: Preprocessing | str | None = None,
 ) -> tuple[str, ...]:
     """Write a checkpoint in another dialect, bit for bit, as its own program loads it.
 
@@ -71,7 +68,9 @@ def convert(
     one should know of it.
     """
     _check_target(Path(target), to)
-    checkpoint = load.read(source, num_classes=num_classes, image_size=image_size, heads=heads)
+    checkpoint = load.read(
+        source, num_classes=num_classes, image_size=image_size, heads=heads, preprocessing=preprocessing
+    )
     return write(checkpoint, target, to, force)
 
 

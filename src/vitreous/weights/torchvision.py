@@ -1,11 +1,12 @@
 """torchvision's VisionTransformer, its old and its new names for the MLP."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from vitreous.models.checks import pair
 from vitreous.models.vit import ViTConfig
-from vitreous.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitreous.preprocessing import Preprocessing, preset
 from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, View, infer, places_for
 from vitreous.weights.express import Expression, training_notes
 from vitreous.weights.files import Tensors
@@ -54,12 +55,9 @@ def read(tensors: Tensors, hints: Hints) -> Found:
 
 def preprocessing_for(config: ViTConfig) -> Preprocessing:
     """Its weights' own: the short side to 256 (242 for L/16 at 224), a centre crop of 224."""
-    size = pair(config.image_size)
-    short = (
-        242 if (config.width, config.patch_size, size) == (1024, (16, 16), (224, 224)) else round(min(size) * 256 / 224)
-    )
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if config.channels == 3 else ((0.5,) * config.channels,) * 2
-    return Preprocessing(size=size, resize=short, interpolation="bilinear", mean=mean, std=std)
+    usual = preset("torchvision", pair(config.image_size), config.channels)
+    is_l16 = (config.width, config.patch_size, config.image_size) == (1024, (16, 16), (224, 224))
+    return replace(usual, resize=242) if is_l16 else usual
 
 
 def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:

@@ -1,0 +1,126 @@
+"""Loading a safetensors file, beside timm and transformers, each in a process of its own, on the same files.
+
+    python benchmarks/weights.py                    # B/16 and L/16, fp32, 5 processes each
+
+Seconds are those of the call alone, after imports, with the file in the page cache; every tensor has been looked at when
+it returns (ours sums each to find what is not a number). Memory is the highest resident size during the call, above that
+before it, over the bytes of the file. Every program gets its own kind of file, and ours gets both.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import vitreous
+from harness import RESULTS, environment, write
+
+TIMM = {"Ti/16": "vit_tiny_patch16_224", "B/16": "vit_base_patch16_224", "L/16": "vit_large_patch16_224"}
+PREPARE = """
+import json, sys, time, warnings
+import torch
+for name in ("nms", "qnms"):
+    if not hasattr(torch.ops.torchvision, name):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+def memory(key):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
+"""
+MEASURE = """
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+before, begin = memory("VmRSS"), time.perf_counter()
+model = load()
+seconds = time.perf_counter() - begin
+peak = memory("VmHWM") - before
+checksum = sum(float(p.detach().double().abs().sum()) for p in model.parameters())
+print(json.dumps({"seconds": seconds, "peak": peak, "checksum": checksum}))
+"""
+PROGRAMS = {
+    "vitreous, timm's file": "import vitreous, vitreous.weights.load\nload = lambda: vitreous.load({timm!r})",
+    "vitreous, Hugging Face's": "import vitreous, vitreous.weights.load\nload = lambda: vitreous.load({hf!r})",
+    "vitreous, its own": "import vitreous, vitreous.weights.load\nload = lambda: vitreous.load({own!r})",
+    "timm": "import timm\nload = lambda: timm.create_model({name!r}, checkpoint_path={timm!r})",
+    "transformers": (
+        "import transformers\ntransformers.utils.logging.disable_progress_bar()\n"
+        "from transformers import ViTForImageClassification\n"
+        "load = lambda: ViTForImageClassification.from_pretrained({hf!r})"
+    ),
+}
+
+
+def prepare(name: str, folder: Path) -> dict[str, str]:
+    """One model with weights at random, in three dialects."""
+    torch.manual_seed(0)
+    model = vitreous.create(name, gelu="erf", resample="timm")
+    torch.nn.init.normal_(model.head.weight, std=0.02)
+    vitreous.save(model, folder / "timm", to="timm")
+    vitreous.save(model, folder / "own.safetensors")
+    hugging = vitreous.create(name, gelu="erf", resample="hf", norm_eps=1e-12)
+    hugging.load_state_dict(model.state_dict())
+    vitreous.save(hugging, folder / "hf", to="huggingface")
+    return {
+        "name": TIMM[name],
+        "timm": str(folder / "timm" / "model.safetensors"),
+        "hf": str(folder / "hf"),
+        "own": str(folder / "own.safetensors"),
+    }
+
+
+def measure(program: str, paths: dict[str, str]) -> dict[str, float]:
+    code = PREPARE + PROGRAMS[program].format(**paths) + MEASURE
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"{program} failed:\n{result.stderr}")
+    numbers: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+    return numbers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["B/16", "L/16"], choices=TIMM)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS / "weights-cpu.json")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            paths = prepare(name, Path(folder))
+            size = Path(paths["timm"]).stat().st_size
+            runs: dict[str, list[dict[str, float]]] = {program: [] for program in PROGRAMS}
+            for _ in range(options.repeats + 1):  # in turn, so that a slow moment of the machine hits all
+                for program in PROGRAMS:
+                    runs[program].append(measure(program, paths))
+            sums = {program: run[0]["checksum"] for program, run in runs.items()}
+            assert max(sums.values()) - min(sums.values()) < 1e-6 * max(sums.values()), sums
+            for program, run in runs.items():
+                seconds = [r["seconds"] for r in run[1:]]  # the first fills the page cache
+                row = {
+                    "model": name,
+                    "program": program,
+                    "seconds": round(statistics.median(seconds), 4),
+                    "spread": [round(min(seconds), 4), round(max(seconds), 4)],
+                    "peak_over_file": round(statistics.median(r["peak"] for r in run[1:]) / size, 3),
+                    "file_bytes": size,
+                }
+                rows.append(row)
+                print(f"{name:6} {program:26} {row['seconds']:8.3f} s   peak {row['peak_over_file']:.2f} x the file")
+    import timm  # for their versions
+    import transformers  # noqa: F401
+
+    assert timm
+    write(options.out, environment("timm", "transformers", "safetensors") | {"rows": rows})
+
+
+if __name__ == "__main__":
+    for operator in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, operator):
+            torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    main()

@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := $(shell find src -name '*.py' -o -name 'py.typed')
 PIP := pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint types wheel test-gpu format clean
+.PHONY: help demo test lint types wheel fuzz test-gpu format clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -24,6 +24,9 @@ types: .make/installed
 	@$(BIN)/mypy --strict src
 
 wheel: .make/wheel ## build the wheel, install it into a clean environment and import it there
+
+fuzz: .make/installed ## damaged checkpoints by the ten thousand (a few minutes)
+	@VITREOUS_FUZZ=50 $(BIN)/python -m pytest -q tests/weights/test_fuzz.py
 
 test-gpu: .make/installed ## the tests that need a CUDA GPU
 	@$(BIN)/python -m pytest -q -m gpu

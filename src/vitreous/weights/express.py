@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vitreous.models.embed import RESAMPLING, Policy
 from vitreous.models.vit import ViTConfig
 from vitreous.weights.checkpoint import Config
 
@@ -23,12 +24,11 @@ class Expression:
         if getattr(self.config, field) not in allowed:
             self.object(field, why)
 
-    def resampling(self, policy: str) -> None:
-        """The dialect's program resamples positions by a policy of its own."""
-        if self.config.position.startswith("learned"):
-            self.only(
-                "resample", policy, why=f"at other sizes than its own, its program resamples positions by {policy!r}"
-            )
+    def resampling(self, policy: Policy) -> None:
+        """The dialect's program resamples positions by a policy of its own; two of them differ in name alone."""
+        own = self.config.resample
+        if self.config.position.startswith("learned") and RESAMPLING[own] != RESAMPLING[policy]:
+            self.object("resample", f"at other sizes than its own, its program goes by {policy!r}")
 
 
 def training_notes(config: Config) -> list[str]:

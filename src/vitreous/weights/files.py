@@ -302,12 +302,7 @@ def _open_pickle(path: Path) -> Held:
     try:
         # The settings that training scripts save beside the weights: a plain holder of attributes.
         with torch.serialization.safe_globals([argparse.Namespace]):
-            try:
-                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            except (RuntimeError, ValueError) as error:
-                if "mmap" not in str(error):
-                    raise
-                content = torch.load(path, map_location="cpu", weights_only=True)
+            content = _torch_load(path)
     except Exception as error:  # on broken files torch lets through whatever its parsers raise
         text = str(error)
         if wanted := re.search(r"(?:GLOBAL|global:?|function) (?:`)?([\w.]+\.[\w.]+)", text):
@@ -319,6 +314,17 @@ def _open_pickle(path: Path) -> Held:
             raise VitreousError("a pickle that holds more than tensors: refused, for it could run code") from error
         raise VitreousError(f"a PyTorch file that cannot be read: cut short or damaged ({_short(error)})") from error
     return unwrap(content)
+
+
+def _torch_load(path: Path) -> Any:
+    if path.suffix != ".safetensors":  # by that name torch would take it for one
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (RuntimeError, ValueError) as error:
+            if "mmap" not in str(error):
+                raise
+    with path.open("rb") as file:
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 WRAPPERS = (
@@ -444,7 +450,8 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor], metadata: Mapping
     multiple of 64 bytes, so that a mapped file is as good as allocated memory."""
     codes = {dtype: code for code, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    ordered = sorted(state.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # so that all stay aligned
+    # All that are multiples of 64 bytes come first, then the wide types, so that all stay aligned.
+    ordered = sorted(state.items(), key=lambda item: (item[1].nbytes % 64 > 0, -item[1].dtype.itemsize, item[0]))
     start = 0
     for name, tensor in ordered:
         if tensor.dtype not in codes:

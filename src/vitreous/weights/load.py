@@ -18,7 +18,7 @@ from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.preprocessing import Preprocessing, preset
-from vitreous.weights import hub
+from vitreous.weights import hub, native
 from vitreous.weights.checkpoint import Checkpoint, Config, Found, Hints, meta_model, parameter_shapes
 from vitreous.weights.detect import detect, looks_like
 from vitreous.weights.files import SUFFIXES, Sharded, Tensors, open_file, read_json
@@ -186,6 +186,7 @@ def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadRe
     used = {name for place in found.places.values() for name in place.names if name in tensors}
     ignored = {name: rule for name, rule in found.ignored.items() if name in tensors and name not in used}
     unexpected = [name for name in tensors if name not in used and name not in ignored]
+    origin = {"source": Path(source).name, "dialect": found.dialect}
     report = LoadReport(
         source=source,
         container=tensors.container,
@@ -196,7 +197,7 @@ def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadRe
         unexpected=tuple(unexpected),
         missing=tuple(missing),
         notes=tuple(tensors.notes + found.notes),
-        origin=found.origin or {"source": Path(source).name, "dialect": found.dialect},
+        origin=found.origin if found.dialect == native.NAME else origin,
     )
     if not (missing or unexpected):
         return report
@@ -233,6 +234,10 @@ def gather(
                 wrong += [f"  - {ours} {shape}", f"  + {' + '.join(place.names)} {tuple(tensor.shape)}"]
                 continue
             check_finite(tensor, " + ".join(place.names))
+            if ours == "head.weight" and not tensor.any():
+                headless = "the head is all zeros: its logits mean nothing until it is trained"
+                report.notes = (*report.notes, headless)
+                warnings.warn(f"{report.source}: {headless}", VitreousWarning, stacklevel=4)
         state[ours] = tensor.to(device, dtype)
         if ours in found.places and ours not in drawn and found.places[ours].layer is None:
             for name in found.places[ours].names:
@@ -240,10 +245,6 @@ def gather(
                     tensors.release(name)
     if wrong:
         raise VitreousError("tensors do not fit the model (- wanted, + found):\n" + "\n".join(wrong[:24]))
-    if found.config.num_classes and "head.weight" in found.places and not state["head.weight"].any():
-        note = "the head is all zeros: its logits mean nothing until it is trained"
-        report.notes = (*report.notes, note)
-        warnings.warn(f"{report.source}: {note}", VitreousWarning, stacklevel=4)
     return state
 
 

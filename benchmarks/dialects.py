@@ -1,0 +1,104 @@
+"""A trained checkpoint, measured as it is and again after a trip through every dialect that can carry it.
+
+    python benchmarks/dialects.py deit_tiny_patch16_224.safetensors imagenet_val_1k.tar --preprocessing deit
+
+The images are a tar of JPEGs whose folder is the index of the class, of a size to take the centre from. Each model that was converted is opened by
+`vitreous.load` alone. Dialects that cannot carry the model are written by force, and what they change is stated.
+`--logits` is an .npz with the `logits` of the first images, to be met to 1e-5.
+"""
+
+import argparse
+import tarfile
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import vitreous
+from harness import RESULTS, environment, write
+from vitreous.data.decoding import decode
+
+TARGETS = {
+    "native": "x.safetensors",
+    "timm": "timm",
+    "huggingface": "huggingface",
+    "torchvision": "x.pth",
+    "google": "google.npz",
+    "big-vision": "big-vision.npz",
+}
+
+
+def read_images(path: Path, preprocessing: vitreous.Preprocessing) -> tuple[Tensor, Tensor]:
+    """The centre of each, as large as it is stored, in the order of their names."""
+    pictures, classes = [], []
+    with tarfile.open(path) as archive:
+        for member in sorted((m for m in archive.getmembers() if m.isfile()), key=lambda m: m.name):
+            file = archive.extractfile(member)
+            assert file is not None
+            image = decode(file.read()).convert("RGB")
+            as_stored = replace(preprocessing, resize=(image.height, image.width), crop="down")
+            pictures.append(as_stored.pixels(image))
+            classes.append(int(Path(member.name).parent.name))
+    return torch.stack(pictures), torch.tensor(classes)
+
+
+@torch.inference_mode()
+def logits(model: vitreous.VisionTransformer, pixels: Tensor) -> Tensor:
+    return torch.cat([model(model.preprocessing.normalise(batch)) for batch in pixels.split(50)])
+
+
+def accuracy(scores: Tensor, classes: Tensor) -> dict[str, float]:
+    right = scores.topk(5).indices == classes[:, None]
+    shares = {"top1": right[:, 0], "top5": right.any(1)}
+    return {name: round(100 * share.double().mean().item(), 2) for name, share in shares.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("images", type=Path)
+    parser.add_argument("--preprocessing", default=None)
+    parser.add_argument("--logits", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS / "dialects-cpu.json")
+    options = parser.parse_args()
+
+    model = vitreous.load(options.weights, preprocessing=options.preprocessing)
+    pixels, classes = read_images(options.images, model.preprocessing)
+    own = logits(model, pixels)
+    first = f"{model.report.dialect}, the file"
+    rows: list[dict[str, Any]] = [{"dialect": first, "changed": [], **accuracy(own, classes)}]
+    if options.logits:
+        expected = torch.from_numpy(np.load(options.logits)["logits"])
+        error = ((own[: len(expected)] - expected).abs().max() / expected.abs().max()).item()
+        print(f"first {len(expected)} images against the reference: {error:.1e} relative")
+        assert error <= 1e-5, error
+        rows[0]["reference_error"] = float(f"{error:.2g}")
+    with tempfile.TemporaryDirectory() as folder:
+        for dialect, name in TARGETS.items():
+            path = Path(folder) / name
+            try:
+                vitreous.convert(options.weights, path, dialect, preprocessing=model.preprocessing)
+                changed = []
+            except vitreous.VitreousError as error:
+                changed = [line.strip() for line in str(error).splitlines()[1:]]
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", vitreous.VitreousWarning)
+                    vitreous.convert(options.weights, path, dialect, force=True, preprocessing=model.preprocessing)
+            back = vitreous.load(path, preprocessing=model.preprocessing)
+            scores = logits(back, pixels)
+            apart = ((scores - own).abs().max() / own.abs().max()).item()
+            row = {"dialect": dialect, "changed": changed, **accuracy(scores, classes), "apart": float(f"{apart:.2g}")}
+            rows.append(row)
+    for row in rows:
+        print(f"{row['dialect']:22} top-1 {row['top1']:5.2f}  top-5 {row['top5']:5.2f}  {'; '.join(row['changed'])}")
+    result = {"images": len(classes), "weights": options.weights.name, "rows": rows}
+    write(options.out, environment() | result)
+
+
+if __name__ == "__main__":
+    main()

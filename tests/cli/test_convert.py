@@ -1,0 +1,123 @@
+"""`vitreous convert`, as a person at a terminal meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from helpers import oracle, tiny_vit
+from vitreous.cli import main
+from vitreous.weights.save import WRITERS
+
+LABELS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    model = tiny_vit(gelu="erf", resample="timm")
+    model.labels = LABELS
+    vitreous.save(model, "in.safetensors")
+    np.savez("google.npz", **oracle("google_vit_token_prelogits")[0])
+    return tmp_path
+
+
+def run(*arguments: str) -> int:
+    try:
+        main(["convert", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("in.safetensors", "out", "--to", "timm") == 0
+    out, err = capsys.readouterr()
+    assert out == "out: timm, 0.3 MB in config.json, model.safetensors\n"
+    assert not err
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["config.json", "model.safetensors"]
+    there, here = vitreous.load("out"), vitreous.load("in.safetensors")
+    assert (there.config, there.labels) == (here.config, LABELS)
+    assert all(torch.equal(a, b) for a, b in zip(there.parameters(), here.parameters(), strict=True))
+    assert run("in.safetensors", "out", "--to", "timm") == 0  # again, over it
+
+
+def test_a_file_and_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("google.npz", "out.npz", "--to", "google") == 0
+    assert capsys.readouterr() == ("out.npz: google, 0.2 MB\n", "")
+    model = tiny_vit()
+    model.labels = LABELS
+    vitreous.save(model, "labelled.safetensors")
+    assert run("labelled.safetensors", "out.npz", "--to", "google") == 0
+    out, err = capsys.readouterr()
+    assert out == "out.npz: google, 0.3 MB\n"
+    notes = err.splitlines()
+    assert "vitreous: note: the labels are not carried: the dialect has no place for them" in notes
+    assert all(note.startswith("vitreous: note: ") for note in notes)
+
+
+def test_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("google.npz", "out.safetensors", "--to", "native", "--num-classes", "0", "--image-size", "48", "64") == 0
+    config = vitreous.load("out.safetensors").config
+    assert (config.num_classes, config.image_size) == (0, (48, 64))
+    torch.save(vitreous.load("in.safetensors").state_dict(), "bare.pth")
+    assert run("bare.pth", "out.safetensors", "--to", "native", "--heads", "6") == 0
+    assert vitreous.load("out.safetensors").config.heads == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("in.safetensors", "out.npz", "--to", "google"), "google cannot express this model; force writes it"),
+        (("in.safetensors", "out.npz", "--to", "google"), "  gelu = 'erf': its GELU is the tanh form"),
+        (("in.safetensors", "out.npz", "--to", "bit"), "bit has no place for a ViT: write it as google or big-vision"),
+        (("in.safetensors", "out.pth", "--to", "native"), "native is written as a file that ends in .safetensors"),
+        (("in.safetensors", "out", "--to", "google"), "google is written as a file that ends in .npz"),
+        (("in.safetensors", "out.pth", "--to", "timm"), "timm is written as a folder"),
+        (("in.safetensors", "in.safetensors", "--to", "huggingface"), "huggingface is written as a folder"),
+        (("in.safetensors", "absent/out.safetensors", "--to", "native"), "there is no folder"),
+        (("in.safetensors", "absent/out", "--to", "timm"), "there is no folder"),
+        (("absent.npz", "out.safetensors", "--to", "native"), "absent.npz: no such file or folder"),
+        (("in.safetensors", ".", "--to", "timm"), "holds other things (google.npz, in.safetensors)"),
+        (("in.safetensors", "out", "--to", "swin"), "swin"),
+        (("in.safetensors", "out"), "--to"),
+        (("in.safetensors",), "OUT"),
+        (("in.safetensors", "out.safetensors", "--to", "native", "--num-classes", "-1"), "num_classes = -1"),
+        (("in.safetensors", "out.safetensors", "--to", "native", "--image-size", "33"), "nearest height that works"),
+    ],
+)
+def test_mistakes(arguments: tuple[str, ...], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(folder.iterdir())
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert not out
+    assert sorted(folder.iterdir()) == before
+
+
+def test_force_writes_with_a_warning(folder: Path) -> None:
+    command = [sys.executable, "-m", "vitreous", "convert", "in.safetensors", "out.npz", "--to", "google", "--force"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0
+    assert result.stderr.startswith("vitreous: warning: out.npz: google cannot express all of this model")
+    assert "  gelu = 'erf': its GELU is the tanh form" in result.stderr
+    assert result.stdout.startswith("out.npz: google, ")
+    assert vitreous.load("out.npz").report.dialect == "google"
+
+
+def test_another_program_reads_the_folder_by_its_config(folder: Path) -> None:
+    assert run("in.safetensors", "out", "--to", "timm") == 0
+    settings = json.loads((folder / "out" / "config.json").read_text())
+    assert settings["model_args"]["num_heads"] == 3
+    assert settings["label_names"] == list(LABELS)
+
+
+def test_help_names_every_dialect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    out = "".join(capsys.readouterr().out.split())
+    assert all(name in out for name in WRITERS)

@@ -1,0 +1,369 @@
+"""Every dialect, in and out: the same numbers, the same bits, and a word on whatever does not fit."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitreous
+from helpers import FIXTURES, SMALL_RESNET, draw, images, oracle, outputs, relative_error, tiny_vit
+from vitreous import BiTConfig, VitreousError, VitreousWarning
+from vitreous.models.zoo import build
+from vitreous.weights import load
+from vitreous.weights.files import open_file
+from vitreous.weights.save import FOLDERS, Dialect
+
+DIALECTS = get_args(Dialect)
+ORACLES = {  # and who can carry them without a change
+    "google_vit_token_prelogits": {"google"},
+    "google_vit_gap_linen": {"google", "big-vision"},
+    "google_hybrid_r": {"google"},
+    "google_hybrid_stem_only": {"google"},
+    "bv_gap_sincos": {"big-vision"},
+    "bv_map_learn": {"big-vision"},
+    "bit_v2_small": {"bit"},
+    "dino_vit": {"dino", "dinov2"},
+}
+
+
+def target(folder: Path, dialect: str) -> Path:
+    ending = {"google": ".npz", "big-vision": ".npz", "bit": ".npz", "native": ".safetensors"}.get(dialect, ".pth")
+    return folder / f"as-{dialect}{'' if dialect in FOLDERS else ending}"
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    opened = open_file(path / "model.safetensors" if path.is_dir() else path)
+    return {name: opened[name] for name in opened}
+
+
+def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        assert (tensor.dtype, tensor.shape) == (b[name].dtype, b[name].shape), name
+        assert torch.equal(tensor, b[name]), name
+
+
+def reference(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
+    """An oracle's weights as its own program would have saved them, and options to read them with."""
+    parameters, _ = oracle(name)
+    if name == "dino_vit":
+        torch.save({key: torch.from_numpy(array) for key, array in parameters.items()}, folder / "reference.pth")
+        return folder / "reference.pth", {"heads": 3}
+    np.savez(folder / "reference.npz", **parameters)
+    return folder / "reference.npz", {}
+
+
+def agrees(path: Path, name: str, **options: Any) -> None:
+    """A file gives the oracle's numbers at all of its sizes."""
+    _, facts = oracle(name)
+    model = vitreous.load(path, **options)
+    sizes = [key.removeprefix("input_") for key in facts if key.startswith("input_")]
+    for size in sizes:
+        x = torch.from_numpy(facts[f"input_{size}"])
+        x, expected = (
+            (x, facts[f"cls_{size}"])
+            if name == "dino_vit"
+            else (
+                x.permute(0, 3, 1, 2),
+                facts[f"logits_{size}"],
+            )
+        )
+        assert relative_error(outputs(model, x), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_an_oracle_through_every_dialect_that_can_carry_it(name: str, tmp_path: Path) -> None:
+    source, options = reference(tmp_path, name)
+    agrees(source, name, **options)
+    carried = set()
+    for dialect in DIALECTS:
+        try:
+            vitreous.convert(source, target(tmp_path, dialect), dialect, **options)
+        except VitreousError:  # what it says is another test's
+            assert not target(tmp_path, dialect).exists()
+            continue
+        carried.add(dialect)
+        read_back = options if dialect in ("dino", "dinov2") else {}
+        agrees(target(tmp_path, dialect), name, **read_back)
+        again = target(tmp_path / "again", dialect)
+        again.parent.mkdir(exist_ok=True)
+        vitreous.convert(target(tmp_path, dialect), again, dialect, **read_back)
+        identical(tensors(target(tmp_path, dialect)), tensors(again))
+    assert carried == ORACLES[name] | {"native"}
+
+
+@pytest.mark.parametrize("name", ["google_vit_token_prelogits", "google_hybrid_r", "bv_map_learn", "bit_v2_small"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_there_and_back_through_ours_is_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
+    parameters, _ = oracle(name)
+    if dtype == "bfloat16":
+        parameters = {k: (a.view(np.uint32) >> 16).astype(np.uint16).view("V2") for k, a in parameters.items()}
+    else:
+        parameters = {k: a.astype(dtype) for k, a in parameters.items()}
+    np.savez(tmp_path / "in.npz", **parameters)
+    own = "big-vision" if name.startswith("bv") else "bit" if name.startswith("bit") else "google"
+    vitreous.convert(tmp_path / "in.npz", tmp_path / "ours.safetensors", "native")
+    vitreous.convert(tmp_path / "ours.safetensors", tmp_path / "out.npz", own)
+    with np.load(tmp_path / "in.npz") as before, np.load(tmp_path / "out.npz") as after:
+        assert set(before.files) == set(after.files)
+        for key in before.files:
+            assert before[key].dtype == after[key].dtype
+            assert before[key].tobytes() == after[key].tobytes()
+            assert before[key].shape == after[key].shape
+
+
+PLAIN = {"gelu": "erf", "norm_eps": 1e-6}
+OURS = {  # a model that each dialect can carry, with what is special about it
+    "google": {"representation_size": 24},
+    "big-vision": {"pool": "map"},
+    "timm": {**PLAIN, "resample": "timm", "pool": "gap", "final_norm": "after-pool", "registers": 2, "layer_scale": 0.1,
+             "class_token": True, "position_slots": "all"},
+    "huggingface": {"gelu": "tanh", "norm_eps": 1e-5, "resample": "hf", "qkv_bias": False},
+    "torchvision": {**PLAIN, "resample": "torchvision", "representation_size": 24},
+    "dino": {**PLAIN, "resample": "dino", "num_classes": 0},
+    "dinov2": {**PLAIN, "resample": "dinov2-registers", "num_classes": 0, "registers": 3, "mlp": "swiglu",
+               "layer_scale": 1e-5},
+    "native": {"position": "relative", "qk_norm": True, "backbone": SMALL_RESNET, "patch_size": 1, "image_size": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", OURS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_ours_out_and_in(dialect: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_vit(**OURS[dialect]).to(dtype)
+    path = target(tmp_path, dialect)
+    vitreous.save(model, path, to=dialect)
+    back = vitreous.load(path, heads=3 if dialect in ("torchvision", "dino", "dinov2") else None, dtype=None)
+    assert back.report.dialect == dialect
+    identical(dict(model.state_dict()), dict(back.state_dict()))
+    scale = replace(back.config, layer_scale=model.config.layer_scale)  # its initial value is no part of the others
+    assert scale == model.config
+
+
+@pytest.mark.parametrize("stem", ["small", "imagenet"])
+@pytest.mark.parametrize("activation", ["pre", "post"])
+@pytest.mark.parametrize("border", ["nothing", "zeros"])
+def test_bit_out_and_in(stem: str, activation: str, border: str, tmp_path: Path) -> None:
+    if border == "zeros" and (stem, activation) != ("imagenet", "pre"):
+        pytest.skip("no max-pool that it would change")
+    config = BiTConfig(
+        blocks=(2, 1), width_factor=0.5, stem=stem, activation=activation, pool_border=border, num_classes=5
+    )
+    model = draw(build(config))
+    for dialect in ("bit", "native"):
+        vitreous.save(model, target(tmp_path, dialect), to=dialect)
+        back = vitreous.load(target(tmp_path, dialect))
+        assert back.config == config
+        identical(dict(model.state_dict()), dict(back.state_dict()))
+    with pytest.raises(VitreousError, match="timm has no place for a BiT: write it as bit or native"):
+        vitreous.save(model, tmp_path / "x", to="timm")
+
+
+CANNOT = [
+    ("timm", {"norm_eps": 1e-12}, "norm_eps = 1e-12"),
+    ("timm", {"representation_size": 8}, "representation_size = 8"),
+    ("timm", {"resample": "google"}, "resample = 'google'"),
+    ("timm", {"position": "sincos-2d"}, "position = 'sincos-2d'"),
+    ("huggingface", {"pool": "gap", "class_token": True}, "pool = 'gap'"),
+    ("huggingface", {"resample": "timm"}, "resample = 'timm'"),
+    ("torchvision", {"gelu": "tanh"}, "gelu = 'tanh'"),
+    ("torchvision", {"norm_eps": 1e-5}, "norm_eps = 1e-05"),
+    ("torchvision", {"image_size": (32, 64)}, "image_size = (32, 64)"),
+    ("dino", {"num_classes": 3}, "num_classes = 3"),
+    ("google", {"gelu": "erf"}, "gelu = 'erf'"),
+    ("google", {"pool": "map", "class_token": False}, "pool = 'map'"),
+    ("google", {"final_norm": "after-pool", "pool": "gap", "class_token": False}, "final_norm = 'after-pool'"),
+    ("google", {"registers": 1}, "registers = 1"),
+    ("big-vision", {"position_slots": "class"}, "position_slots = 'class'"),
+    ("dinov2", {"qk_norm": True}, "qk_norm = True"),
+]
+BASE: dict[str, dict[str, Any]] = {
+    "timm": {**PLAIN, "resample": "timm"},
+    "huggingface": {**PLAIN, "resample": "hf"},
+    "torchvision": {**PLAIN, "resample": "torchvision"},
+    "dino": {**PLAIN, "resample": "dino", "num_classes": 0},
+    "dinov2": {**PLAIN, "resample": "dinov2", "num_classes": 0},
+    "google": {},
+    "big-vision": {"position_slots": "patches"},
+}
+
+
+@pytest.mark.parametrize(("dialect", "change", "named"), CANNOT)
+def test_what_cannot_be_expressed_is_named(dialect: str, change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    path = target(tmp_path, dialect)
+    vitreous.save(tiny_vit(**BASE[dialect]), path, to=dialect)  # without the change it can
+    before = tensors(path)
+    model = tiny_vit(**{**BASE[dialect], **change})
+    with pytest.raises(VitreousError, match="cannot express") as error:
+        vitreous.save(model, path, to=dialect)
+    lines = [line.strip() for line in str(error.value).splitlines()[1:]]
+    assert any(line.startswith(named) for line in lines)
+    assert len([line for line in lines if " = " in line]) == 1, lines
+    identical(before, tensors(path))  # nothing was written
+    with pytest.warns(VitreousWarning, match="cannot express"):
+        vitreous.save(model, path, to=dialect, force=True)
+    assert tensors(path)
+
+
+def test_force_folds_a_position_into_the_class_token(tmp_path: Path) -> None:
+    for dialect, fields in (
+        ("big-vision", {"position_slots": "class"}),
+        ("timm", {**PLAIN, "resample": "timm", "registers": 2, "position_slots": "class"}),
+    ):
+        model = tiny_vit(**fields)
+        with pytest.warns(VitreousWarning, match="position_slots"):
+            vitreous.save(model, target(tmp_path, dialect), to=dialect, force=True)
+        back = vitreous.load(target(tmp_path, dialect))
+        assert back.config.position_slots == "patches"
+        for size in (32, 48):
+            torch.testing.assert_close(
+                outputs(back, images(1, 3, size, size)), outputs(model, images(1, 3, size, size))
+            )
+
+
+def test_native_carries_everything(tmp_path: Path) -> None:
+    model = tiny_vit(
+        dropout=0.1, stochastic_depth=0.2, head_bias=-10.0, remainder="crop", position="learned-2d",
+        backbone=SMALL_RESNET, patch_size=1, image_size=(64, 96), channels=1,
+    )  # fmt: skip
+    model.labels = ("één", "två", "三", "4", "5", "6", "7")
+    model.preprocessing = vitreous.Preprocessing((64, 96), 70, "lanczos", mean=(0.1,), std=(0.2,))
+    vitreous.save(model, tmp_path / "x.safetensors")
+    back = vitreous.load(tmp_path / "x.safetensors")
+    assert (back.config, back.labels, back.preprocessing) == (model.config, model.labels, model.preprocessing)
+    x = images(2, 1, 65, 97)
+    torch.testing.assert_close(outputs(back, x), outputs(model, x))
+    vitreous.save(back, tmp_path / "y.safetensors")
+    assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "y.safetensors").read_bytes()
+
+
+def test_where_it_came_from_is_kept(tmp_path: Path) -> None:
+    vitreous.convert(FIXTURES / "bit_v2_small.npz", tmp_path / "a.safetensors", "native")
+    vitreous.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "native")
+    origin = vitreous.load(tmp_path / "b.safetensors").report.origin
+    assert origin == {"source": "bit_v2_small.npz", "dialect": "bit"}
+
+
+# ---------------------------------------------------------------- what load can be asked for
+
+PRELOGITS = FIXTURES / "google_vit_token_prelogits.npz"
+
+
+def test_a_new_head_is_zero_and_what_was_under_the_old_one_goes() -> None:
+    model = vitreous.load(PRELOGITS, num_classes=5)
+    assert (model.config.num_classes, model.config.representation_size) == (5, None)
+    assert model.head.weight.shape == (5, 48)
+    assert not model.head.weight.any()
+    assert not model.head.bias.any()
+    rule = "dropped by num_classes=5"
+    dropped = ("head/kernel", "head/bias", "pre_logits/kernel", "pre_logits/bias")
+    assert all(model.report.ignored[f"params/{name}"] == rule for name in dropped)
+    same = vitreous.load(PRELOGITS, num_classes=7)
+    assert not same.head.weight.any()  # as many classes as before are still other classes
+
+
+def test_no_classes_are_features() -> None:
+    _, facts = oracle("bv_map_learn")
+    model = vitreous.load(FIXTURES / "bv_map_learn.npz", num_classes=0)
+    x = torch.from_numpy(facts["input_32x32"]).permute(0, 3, 1, 2)
+    assert relative_error(outputs(model, x), facts["pre_logits_32x32"]) <= 1e-5
+    kept = vitreous.load(PRELOGITS, num_classes=0)
+    assert outputs(kept, images(1, 3, 32, 32)).shape == (1, 40)
+    bit = vitreous.load(FIXTURES / "bit_v2_small.npz", num_classes=0)
+    assert outputs(bit, images(1, 3, 64, 64)).shape == (1, 256)
+
+
+def test_device_and_dtype() -> None:
+    assert {p.dtype for p in vitreous.load(PRELOGITS).parameters()} == {torch.float32}
+    assert {p.dtype for p in vitreous.load(PRELOGITS, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+    assert all(p.is_meta for p in vitreous.load(PRELOGITS, device="meta").parameters())
+    model = vitreous.load(PRELOGITS)
+    assert not model.training
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_strict_or_not(tmp_path: Path) -> None:
+    model = tiny_vit(**PLAIN, resample="timm")
+    state = model.state_dict()
+    lost = state.pop("blocks.1.norm2.weight")
+    state["surprise.weight"] = torch.ones(3)
+    torch.save(state, tmp_path / "x.pth")
+    with pytest.raises(VitreousError, match=r"(?s)- blocks.1.norm2.weight.*\+ surprise.weight \(3,\)"):
+        vitreous.load(tmp_path / "x.pth", heads=3)
+    with pytest.warns(VitreousWarning, match="lacks 1 tensors"):
+        back = vitreous.load(tmp_path / "x.pth", heads=3, strict=False)
+    assert (back.report.missing, back.report.unexpected) == (("blocks.1.norm2.weight",), ("surprise.weight",))
+    assert torch.equal(back.blocks[1].norm2.weight, torch.ones_like(lost))  # as a norm starts
+    assert "missing, drawn at random: blocks.1.norm2.weight" in str(back.report)
+
+
+def test_heads(tmp_path: Path) -> None:
+    model = draw(vitreous.create("Ti/16", depth=1, heads=6, image_size=32, num_classes=3, **PLAIN, resample="timm"))
+    torch.save(model.state_dict(), tmp_path / "x.pth")
+    guessed = vitreous.load(tmp_path / "x.pth")
+    assert guessed.config.heads == 3
+    assert any("heads: 3 is a guess" in note for note in guessed.report.notes)
+    told = vitreous.load(tmp_path / "x.pth", heads=6)
+    assert not any("guess" in note for note in told.report.notes)
+    x = images(1, 3, 32, 32)
+    assert torch.equal(outputs(told, x), outputs(model, x))
+    assert not torch.equal(outputs(guessed, x), outputs(model, x))
+    with pytest.raises(VitreousError, match="must divide the width"):
+        vitreous.load(tmp_path / "x.pth", heads=5)
+    torch.save(tiny_vit(**PLAIN).state_dict(), tmp_path / "y.pth")
+    with pytest.raises(VitreousError, match="how many heads it has, and 48 is no usual width: give heads="):
+        vitreous.load(tmp_path / "y.pth")
+    with pytest.raises(VitreousError, match="heads = 2, but the file has 3"):
+        vitreous.load(PRELOGITS, heads=2)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "backbone.", "module.backbone.", "_orig_mod."])
+@pytest.mark.parametrize("wrapper", [(), ("teacher",), ("model",), ("state_dict",)])
+def test_dino_under_wrappers_and_prefixes(prefix: str, wrapper: tuple[str, ...], tmp_path: Path) -> None:
+    parameters, _ = oracle("dino_vit")
+    content: dict[str, Any] = {f"{prefix}{name}": torch.from_numpy(array) for name, array in parameters.items()}
+    if "backbone" in prefix:
+        content[f"{prefix.replace('backbone.', '')}head.mlp.0.weight"] = torch.zeros(4, 48)
+    for key in wrapper:
+        content = {key: content, "epoch": 3, "student": {"x": torch.zeros(1)}}
+    torch.save(content, tmp_path / "x.pth")
+    agrees(tmp_path / "x.pth", "dino_vit", heads=3)
+    report = load.read(tmp_path / "x.pth", heads=3).report
+    assert report.dialect == "dino"
+    if "backbone" in prefix:
+        assert "the projection head of self-supervised training" in report.ignored.values()
+    if wrapper:
+        assert report.ignored["epoch"] == f"beside {wrapper[0]!r}"
+
+
+def test_a_size_that_was_asked_for_moves_the_preprocessing_too(tmp_path: Path) -> None:
+    model = vitreous.load(PRELOGITS, image_size=(48, 24))
+    assert model.config.grid == (6, 3)
+    assert model.preprocessing.size == (48, 24)
+    vitreous.save(model, tmp_path / "x.safetensors")
+    back = vitreous.load(tmp_path / "x.safetensors")
+    identical(dict(model.state_dict()), dict(back.state_dict()))
+    assert (back.config, back.preprocessing) == (model.config, model.preprocessing)
+
+
+def test_preprocessing_by_name(tmp_path: Path) -> None:
+    model = vitreous.load(PRELOGITS, preprocessing="deit")
+    assert (model.preprocessing.size, model.preprocessing.resize) == ((32, 32), 37)
+    assert model.preprocessing.mean == (0.485, 0.456, 0.406)
+    with pytest.raises(VitreousError, match="no preprocessing is called 'dait': there is google, augreg, deit"):
+        vitreous.load(PRELOGITS, preprocessing="dait")
+    own = vitreous.Preprocessing(32, 40)
+    assert vitreous.load(PRELOGITS, preprocessing=own).preprocessing == own
+
+
+def test_nothing_is_said_without_need() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = vitreous.load(PRELOGITS).report
+    assert (report.missing, report.unexpected, report.notes) == ((), (), ())
+    assert len(report.used) == len(oracle("google_vit_token_prelogits")[0])

@@ -1,0 +1,239 @@
+"""`hf://owner/name`, through the hub's real library: against a cache laid out by hand, and against a server of ours.
+
+The library reads its settings when it is imported: each look at it is a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from hashlib import sha1, sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+from helpers import oracle, tiny_vit
+from vitreous import VitreousError
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+OTHER = "fedcba9876543210fedcba9876543210fedcba98"
+SCRIPT = """
+import json, sys, vitreous
+for source in sys.argv[1:]:
+    try:
+        model = vitreous.load(source)
+        print(json.dumps([model.report.dialect, model.config.heads, model.head.weight.detach().sum().item()]))
+    except vitreous.VitreousError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def loads(cache: Path, *sources: str, **environment: str) -> list[Any]:
+    """What `vitreous.load` makes of each: dialect, heads and a sum of weights; or what it says."""
+    settings = {"HF_HUB_CACHE": str(cache), "HF_HOME": str(cache.parent / "home"), "HF_HUB_OFFLINE": "1"}
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *sources],
+        env={k: v for k, v in os.environ.items() if not k.startswith("HF_")} | settings | quiet | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def timm_repository(folder: Path, seed: float = 0) -> list[Any]:
+    """What a repository of timm holds, and what `loads` should find in it."""
+    model = tiny_vit(gelu="erf", resample="timm")
+    with torch.no_grad():
+        model.head.weight.add_(seed)
+    vitreous.save(model, folder, to="timm")
+    return ["timm", 3, pytest.approx(model.head.weight.detach().sum().item(), rel=1e-5)]
+
+
+def cached(cache: Path, name: str, sha: str = SHA, ref: str = "main") -> Path:
+    """The folder of a snapshot in the cache, which files can be put into."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / sha
+    snapshot.mkdir(parents=True)
+    (repository / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / ref).write_text(sha)
+    return snapshot
+
+
+def into_blobs(snapshot: Path) -> None:
+    """As the library does it: the names are links, the files go by their hash."""
+    blobs = snapshot.parents[1] / "blobs"
+    blobs.mkdir(exist_ok=True)
+    for file in list(snapshot.iterdir()):
+        blob = blobs / sha256(file.read_bytes()).hexdigest()
+        file.replace(blob)
+        file.symlink_to(Path("../../blobs") / blob.name)
+
+
+def test_from_the_cache(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    main, tagged = cached(cache, "owner/name"), cached(cache, "owner/name", OTHER, "v1.0")
+    expected, other = timm_repository(main), timm_repository(tagged, seed=0.5)
+    for snapshot in (main, tagged):
+        into_blobs(snapshot)
+    state = {name: p.detach() for name, p in tiny_vit().named_parameters()}
+    torch.save(state, cached(cache, "owner/bin") / "pytorch_model.bin")
+    config = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 3}}
+    (cache / f"models--owner--bin/snapshots/{SHA}/config.json").write_text(json.dumps(config))
+    parameters, _ = oracle("google_vit_token_prelogits")
+    np.savez(cached(cache, "google/vit.ti_16-x") / "Ti_16.npz", **parameters)
+    (cached(cache, "owner/empty") / "README.md").write_text("# Soon")
+    (cached(cache, "owner/pointer") / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    found = loads(
+        cache,
+        "hf://owner/name",
+        "hf://owner/name@main",
+        "hf://owner/name@v1.0",
+        f"hf://owner/name@{OTHER}",
+        "hf://owner/bin",
+        "hf://google/vit.ti_16-x",
+        "hf://owner/absent",
+        "hf://owner/name@v2",
+        "hf://owner/empty",
+        "hf://owner/pointer",
+    )
+    assert found[:4] == [expected, expected, other, other]
+    assert found[4][:2] == ["timm", 3]
+    assert found[5][:2] == ["google", 3]
+    offline = "and HF_HUB_OFFLINE is set"
+    assert found[6:] == [
+        f"hf://owner/absent: not in the cache, or not all of it, {offline}",
+        f"hf://owner/name@v2: not in the cache, or not all of it, {offline}",
+        f"hf://owner/empty: no weights in the cache, {offline}, in any of the forms known here",
+        "hf://owner/pointer: a Git LFS pointer, not the file itself: `git lfs pull` fetches it",
+    ]
+
+
+@pytest.mark.parametrize(
+    "source", ["hf://", "hf://name", "hf://a/b/c", "hf://a/b@", "hf:///b", "hf://a/ b", "hf://a/b#x", "hf://a/b@x y"]
+)
+def test_what_is_not_a_repository(source: str) -> None:
+    with pytest.raises(VitreousError) as caught:
+        vitreous.load(source)
+    assert str(caught.value) == f"{source}: expected hf://owner/name or hf://owner/name@revision"
+
+
+# ---------------------------------------------------------------- a hub of our own
+
+
+class Hub(ThreadingHTTPServer):
+    """The few routes of the hub that a download goes along."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.failures: dict[str, int] = {}  # repository -> the status it answers with
+        self.asked: list[str] = []
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients go away."""
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """In silence."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0].strip("/").removeprefix("api/models/")
+        owner, name, route, *rest = [*path.split("/"), "", ""]
+        name = f"{owner}/{name}"
+        self.server.asked.append(self.path)
+        files = self.server.repositories.get(name)
+        revision, file = rest[0], "/".join(part for part in rest[1:] if part)
+        if status := self.server.failures.get(name, 0 if files is not None else 404):
+            code = {404: "RepoNotFound", 403: "GatedRepo"}.get(status, "")
+            return self.answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": "no"})
+        assert files is not None
+        if revision not in ("main", SHA):
+            return self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        if route == "resolve":
+            tag = sha1(files[file]).hexdigest()
+            return self.answer(200, files[file], {"ETag": f'"{tag}"', "X-Repo-Commit": SHA})
+        if route == "tree":
+            tree = [{"type": "file", "path": f, "size": len(c), "oid": sha1(c).hexdigest()} for f, c in files.items()]
+            return self.answer(200, json.dumps(tree).encode())
+        siblings = [{"rfilename": f} for f in files]
+        return self.answer(200, json.dumps({"id": name, "sha": SHA, "siblings": siblings}).encode())
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for key, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_from_a_hub(tmp_path: Path, hub: Hub) -> None:
+    online = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0"}
+    cache = tmp_path / "cache"
+    expected = timm_repository(tmp_path / "timm")
+    files = {file.name: file.read_bytes() for file in (tmp_path / "timm").iterdir()}
+    others = {"pytorch_model.bin": b"other", "onnx/model.safetensors": b"other", "onnx/config.json": b"other"}
+    parameters, _ = oracle("google_vit_token_prelogits")
+    np.savez(tmp_path / "x.npz", **parameters)
+    hub.repositories = {
+        "owner/name": files | others,
+        "google/vit": {"README.md": b"# ViT", "ViT.npz": (tmp_path / "x.npz").read_bytes()},
+        "owner/words": {"README.md": b"# Words"},
+    }
+    hub.failures = {"owner/secret": 401, "owner/gated": 403, "owner/down": 500}
+    name, google, words, absent, revision, secret, gated, down = loads(
+        cache,
+        "hf://owner/name",
+        "hf://google/vit",
+        "hf://owner/words",
+        "hf://owner/absent",
+        "hf://owner/name@v9",
+        "hf://owner/secret",
+        "hf://owner/gated",
+        "hf://owner/down",
+        **online,
+    )
+    assert name == expected
+    assert not [path for path in hub.asked if "onnx" in path or ".bin" in path]  # what is not needed is not fetched
+    assert google[:2] == ["google", 3]
+    assert words == "hf://owner/words: no weights in it, in any of the forms known here"
+    for status, said in (404, absent), (401, secret), (403, gated):
+        assert f": the hub says {status}: there is no such repository, or it needs permission" in said
+    assert revision == "hf://owner/name@v9: the hub knows no such revision of it"
+    assert down == "hf://owner/down: the hub says 500: try again later"
+    assert loads(cache, "hf://owner/name") == [expected]  # from now on without the hub
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path: Path, hub: Hub) -> None:
+    nowhere = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0"}
+    hub.shutdown()
+    hub.server_close()
+    expected = timm_repository(cached(tmp_path / "cache", "owner/name"))
+    assert loads(tmp_path / "cache", "hf://owner/name", "hf://owner/absent", **nowhere) == [
+        expected,
+        "hf://owner/absent: the hub cannot be reached, and it is not in the cache",
+    ]

@@ -2,8 +2,9 @@
 
     python benchmarks/dialects.py deit_tiny_patch16_224.safetensors imagenet_val_1k.tar --preprocessing deit
 
-The images are a tar of JPEGs whose folder is the index of the class, of a size to take the centre from. Each model that was converted is opened by
-`vitreous.load` alone. Dialects that cannot carry the model are written by force, and what they change is stated.
+The images are a tar of JPEGs, a little larger than the model takes them: the centre is taken. Their folder is the index
+of the class. Each model that was converted is opened by `vitreous.load` alone. Dialects that cannot carry the model are
+written by force, and what they change is stated.
 `--logits` is an .npz with the `logits` of the first images, to be met to 1e-5.
 """
 
@@ -97,7 +98,9 @@ def main() -> None:
     for row in rows:
         print(f"{row['dialect']:22} top-1 {row['top1']:5.2f}  top-5 {row['top5']:5.2f}  {'; '.join(row['changed'])}")
     result = {"images": len(classes), "weights": options.weights.name, "rows": rows}
-    write(options.out, environment() | result)
+    command = f"python benchmarks/dialects.py {options.weights.name} {options.images.name}"
+    command += f" --preprocessing {options.preprocessing}" if options.preprocessing else ""
+    write(options.out, environment() | {"command": command} | result)
 
 
 if __name__ == "__main__":

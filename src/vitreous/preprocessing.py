@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -103,6 +102,24 @@ class Preprocessing:
             resize = (height, width)
         return replace(self, size=new, resize=resize)
 
+    def for_channels(self, channels: int) -> Preprocessing:
+        """The same for as many channels: where it is not for them already, each has the average mean and std."""
+        if channels == len(self.mean):
+            return self
+        mean, std = (sum(values) / len(values) for values in (self.mean, self.std))
+        return replace(self, mean=(mean,) * channels, std=(std,) * channels)
+
+    def __str__(self) -> str:
+        height, width = _pair(self.size, "size")
+        steps = f"squash to {height} x {width}"
+        if isinstance(self.resize, int):
+            steps = f"short side to {self.resize}, centre {height} x {width}"
+        elif self.resize is not None:
+            steps = f"squash to {self.resize[0]} x {self.resize[1]}, centre {height} x {width}"
+        how = f"{self.interpolation}{'' if self.antialias else ' without antialiasing'}"
+        mean, std = (", ".join(f"{x:g}" for x in values) for values in (self.mean, self.std))
+        return f"{steps}, {how}; mean {mean}; std {std}"
+
     def to_json(self) -> dict[str, Any]:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
@@ -173,7 +190,7 @@ def _pair(value: object, name: str) -> tuple[int, int]:
 
 def _numbers(values: object, name: str) -> tuple[float, ...]:
     numbers = tuple(values) if isinstance(values, list | tuple) else ()
-    if not numbers or not all((isinstance(v, float) or type(v) is int) and math.isfinite(v) for v in numbers):
+    if not numbers or not all((isinstance(v, float) or type(v) is int) and abs(v) < 1e30 for v in numbers):
         raise VitreousError(f"Preprocessing.{name} = {values!r}: expected a number for each channel, such as (0.5,)")
     return tuple(float(v) for v in numbers)
 
@@ -206,5 +223,4 @@ def preset(name: str, size: tuple[int, int] | int = 224, channels: int = 3) -> P
     """One of the presets, for another size and number of channels."""
     if name not in PRESETS:
         raise VitreousError(f"no preprocessing is called {name!r}: there is {', '.join(PRESETS)}")
-    found = PRESETS[name].at(size)
-    return found if channels == 3 else replace(found, mean=(0.5,) * channels, std=(0.5,) * channels)
+    return PRESETS[name].at(size).for_channels(channels)

@@ -241,7 +241,7 @@ def test_members_of_a_sound_archive(kind: str, changes: list[Callable[[bytes], b
     endure(with_first(files, buffer.getvalue()))
 
 
-@pytest.mark.parametrize("kind", ["timm", "index"])
+@pytest.mark.parametrize("kind", ["timm", "huggingface", "processor", "index"])
 @cases(25)
 @given(change=json_edits())
 def test_json_beside_the_weights(kind: str, change: Callable[[Any], Any]) -> None:
@@ -258,3 +258,16 @@ def test_the_header_of_safetensors(kind: str, change: Callable[[Any], Any]) -> N
     start = 8 + int.from_bytes(content[:8], "little")
     header = dumped(change(json.loads(content[8:start])))
     endure(with_first(files, len(header).to_bytes(8, "little") + header + content[start:]))
+
+
+@pytest.mark.parametrize("kind", ["native", "native bit"])
+@cases(25)
+@given(change=json_edits())
+def test_the_description_in_a_native_file(kind: str, change: Callable[[Any], Any]) -> None:
+    files = sound(kind)
+    content = next(iter(files.values()))
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"]["vitreous"] = json.dumps(change(json.loads(header["__metadata__"]["vitreous"])))
+    text = dumped(header)
+    endure(with_first(files, len(text).to_bytes(8, "little") + text + content[start:]))

@@ -270,7 +270,7 @@ def broken(tmp_path: Path, parameters: Arrays) -> Path:
         (lambda p: p.pop(f"{NORM}/scale"), r"(?s)lacks 1 tensors.*- Transformer/encoderblock_1/LayerNorm_0/scale"),
         (
             lambda p: p.update({"extra/kernel": np.ones(3, np.float32)}),
-            r"(?s)has 1 without a place.*\+ extra/kernel \(3,\)",
+            r"(?s)1 of its tensors have no place.*\+ extra/kernel \(3,\)",
         ),
         (
             lambda p: p.update({"head/bias": np.ones(9, np.float32)}),

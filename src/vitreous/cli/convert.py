@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitreous.cli.parts import Preset, Size
+from vitreous.cli.parts import Number, Preset, Size
 
 
 def convert(
@@ -16,10 +16,10 @@ def convert(
     *,
     to: Literal["google", "big-vision", "bit", "timm", "huggingface", "torchvision", "dino", "dinov2", "native"],
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    num_classes: int | None = None,
+    num_classes: Number = None,
     image_size: Size = None,
-    heads: int | None = None,
-    preprocessing: Preset | None = None,
+    heads: Number = None,
+    preprocessing: Preset = None,
 ) -> None:
     """Write a checkpoint as another program loads it: the same numbers, under its names.
 
@@ -32,7 +32,8 @@ def convert(
         num_classes: a new head of zeros with so many classes; 0 for none.
         image_size: lay it out for another size, in pixels: one number, or height and width.
         heads: the number of heads, where the file cannot tell.
-        preprocessing: what it was trained to see, where the file does not tell.
+        preprocessing: what it was trained to see, where the file does not tell: google, augreg, deit, torchvision
+            or dino.
     """
     from vitreous.weights.save import convert
 

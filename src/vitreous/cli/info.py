@@ -1,13 +1,12 @@
 """`vitreous info`: what is in a checkpoint."""
 
 import json as json_format
-import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import tyro
 
-from vitreous.cli.parts import Preset, Size
+from vitreous.cli.parts import Number, Preset, Size, show_facts
 
 # Of the config, what is told even where it is the usual.
 ALWAYS = {
@@ -31,9 +30,9 @@ def info(
     *,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     image_size: Size = None,
-    heads: int | None = None,
+    heads: Number = None,
     strict: bool = True,
-    preprocessing: Preset | None = None,
+    preprocessing: Preset = None,
 ) -> None:
     """Say what is in a checkpoint: dialect, config, cost, preprocessing, labels, and what became of every tensor.
 
@@ -43,7 +42,8 @@ def info(
         image_size: lay it out for another size, in pixels: one number, or height and width.
         heads: the number of heads, where the file cannot tell.
         strict: stop at tensors that are missing or have no place, rather than listing them.
-        preprocessing: what it was trained to see, where the file does not tell.
+        preprocessing: what it was trained to see, where the file does not tell: google, augreg, deit, torchvision
+            or dino.
     """
     from vitreous.models.cost import cost
     from vitreous.weights.load import read
@@ -76,41 +76,38 @@ def info(
     if json:
         print(json_format.dumps(facts))
     else:
-        show(facts)
+        show(facts, str(checkpoint.preprocessing))
 
 
-def show(facts: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def show(facts: dict[str, Any], preprocessing: str) -> None:
     config, tensors = facts["config"], facts["tensors"]
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("file", facts["source"])
-    table.add_row("dialect", f"{facts['dialect']} ({facts['container']}, {', '.join(facts['dtypes'])})")
-    table.add_row("model", facts["model"] or "no name in the zoo has this shape")
     usual = asdict(type_of(config)())
     shown = {k: v for k, v in config.items() if k in ALWAYS or (k not in ("kind", "backbone") and v != usual[k])}
-    table.add_row("config", ", ".join(f"{key} {plain(value)}" for key, value in shown.items()))
+    rows = [
+        ("file", facts["source"]),
+        ("dialect", f"{facts['dialect']} ({facts['container']}, {', '.join(facts['dtypes'])})"),
+        ("model", facts["model"] or "no name in the zoo has this shape"),
+        ("config", ", ".join(f"{key} {plain(value)}" for key, value in shown.items())),
+    ]
     if config.get("backbone"):
-        table.add_row("backbone", ", ".join(f"{key} {plain(value)}" for key, value in config["backbone"].items()))
+        rows.append(("backbone", ", ".join(f"{key} {plain(value)}" for key, value in config["backbone"].items())))
     tokens = f", {facts['tokens']:,} patches" if facts["tokens"] else ""
-    size = plain(config["image_size"])
-    table.add_row("cost", f"{facts['parameters']:,} parameters; {facts['flops'] / 1e9:,.1f} GFLOPs at {size}{tokens}")
-    table.add_row("preprocessing", described(facts["preprocessing"]))
-    table.add_row("labels", labels(facts["labels"], config["num_classes"]))
-    if facts["origin"].get("dialect") != facts["dialect"]:
-        table.add_row("origin", ", ".join(f"{key} {value}" for key, value in facts["origin"].items()) or "-")
-    table.add_row("tensors", f"{len(tensors['used'])} used, {len(tensors['ignored'])} ignored by rule")
+    flops = f"{facts['flops'] / 1e9:,.3g} GFLOPs at {plain(config['image_size'])}"
+    rows += [
+        ("cost", f"{facts['parameters']:,} parameters; {flops}{tokens}"),
+        ("preprocessing", preprocessing),
+        ("labels", labels(facts["labels"], config["num_classes"])),
+    ]
+    if facts["origin"] and facts["origin"].get("dialect") != facts["dialect"]:
+        rows.append(("origin", ", ".join(f"{key} {value}" for key, value in facts["origin"].items())))
+    rows.append(("tensors", f"{len(tensors['used']):,} used, {len(tensors['ignored']):,} ignored by rule"))
+    rules: dict[str, list[str]] = {}
     for name, rule in tensors["ignored"].items():
-        table.add_row("  ignored", f"{name}: {rule}")
-    for kind in ("unexpected", "missing"):
-        for name in tensors[kind]:
-            table.add_row(f"  {kind}", name)
-    for note in facts["notes"]:
-        table.add_row("note", note)
-    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+        rules.setdefault(rule, []).append(name)
+    rows += [("ignored", f"{', '.join(names)}: {rule}") for rule, names in rules.items()]
+    rows += [(kind, ", ".join(tensors[kind])) for kind in ("unexpected", "missing") if tensors[kind]]
+    rows += [("note", note) for note in facts["notes"]]
+    show_facts(rows)
 
 
 def type_of(config: dict[str, Any]) -> Any:
@@ -123,16 +120,6 @@ def plain(value: Any) -> str:
     if isinstance(value, tuple | list) and len(value) == 2:
         return f"{value[0]} x {value[1]}"
     return "-".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-
-
-def described(p: dict[str, Any]) -> str:
-    size, resize = plain(p["size"]), p["resize"]
-    steps = f"squash to {size}" if resize is None else f"centre {size} of {plain(resize)}"
-    if isinstance(resize, int):
-        steps = f"short side to {resize}, centre {size}"
-    how = f"{p['interpolation']}{'' if p['antialias'] else ' without antialiasing'}"
-    numbers = "; ".join(f"{key} {', '.join(f'{x:g}' for x in p[key])}" for key in ("mean", "std"))
-    return f"{steps}, {how}; {numbers}"
 
 
 def labels(names: list[str] | None, classes: int) -> str:

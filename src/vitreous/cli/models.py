@@ -1,9 +1,10 @@
 """`vitreous models`: the zoo as a table."""
 
-import sys
 from typing import Annotated
 
 import tyro
+
+from vitreous.cli.parts import show_table
 
 
 def models(
@@ -50,13 +51,11 @@ def models(
     if len(refusals) == len(found):
         raise refusals[0]
 
-    # In a pipe there is no width to keep to.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(table)
+    show_table(table)
     note = "GFLOPs: 2 per multiply-add, one forward pass of one image."
     if refusals:
         note += f" -: {size} px is not made of whole patches."
-    console.print(note, style="dim")
+    Console(highlight=False).print(note, style="dim", soft_wrap=True)
 
 
 def shape(config: object) -> str:

@@ -29,7 +29,7 @@ def predict(
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32,
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto",
     heads: Annotated[int | None, tyro.conf.arg(metavar="N")] = None,
-    preprocessing: Preset | None = None,
+    preprocessing: Preset = None,
 ) -> None:
     """Say what is in images: the most probable classes of each.
 
@@ -41,7 +41,8 @@ def predict(
         batch_size: how many images the model is shown at once.
         device: "cpu", "cuda", "cuda:1"...; auto: a GPU if there is one.
         heads: attention heads, for a checkpoint that does not tell.
-        preprocessing: what the model was trained to see, for a checkpoint that does not tell.
+        preprocessing: what the model was trained to see, for a checkpoint that does not tell: google, augreg, deit,
+            torchvision or dino.
     """
     from rich.console import Console
 

@@ -1,6 +1,6 @@
 """What every model checks of its config and its input, so that a wrong value is named where it was written."""
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from types import UnionType
@@ -78,7 +78,7 @@ def _matches(value: object, kind: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and all(_matches(v, get_args(kind)[0]) for v in value)
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)

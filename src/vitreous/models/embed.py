@@ -240,7 +240,8 @@ def resample(table: Tensor, old: Grid, new: Grid, policy: Policy) -> Tensor:
     A weighted sum of neighbours rather than `F.interpolate`: its backward is deterministic on CUDA, it has no opinion
     of autocast or TF32, and it costs no matrix product.
     """
-    x: Tensor = table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(1, old)  # (T, rows, cols, D)
+    wide = table if table.dtype == torch.float64 else table.float()
+    x: Tensor = wide.unflatten(1, old)  # (T, rows, cols, D)
     for axis in (1, 2):
         cells, weight = constants("resampling_weights", policy, old[axis - 1], new[axis - 1], like=x)  # (new, K)
         weight = weight.unflatten(1, (-1, *[1] * (3 - axis)))  # to go with what follows the axis

@@ -78,8 +78,11 @@ class Form:
 
 def meta_model(config: Config) -> VisionTransformer | BiT:
     """The model of a config without its memory."""
-    with torch.device("meta"):
-        return build(config)
+    try:
+        with torch.device("meta"):
+            return build(config)
+    except (RuntimeError, TypeError, OverflowError) as error:  # a number that no tensor's size can be
+        raise VitreousError(f"no model can be as large as its config says ({error})") from error
 
 
 @lru_cache(maxsize=8)
@@ -199,7 +202,7 @@ def split_positions(
             return kind, asked
     raise VitreousError(
         f"{entries} positions are not a square grid; the file does not tell its own size:"
-        " give it as image_size=(height, width)"
+        " give it as image_size=(height, width), --image-size"
     )
 
 
@@ -216,6 +219,20 @@ def guess_heads(width: int, swiglu: bool, notes: list[str]) -> int:
     sixteen = width in (1152, 1280, 1408, 1664) or (width == 1536 and not swiglu)
     heads = 16 if sixteen else 0 if width % 64 else width // 64
     if not heads:
-        raise VitreousError(f"the file does not tell how many heads it has, and {width} is no usual width: give heads=")
-    notes.append(f"heads: {heads} is a guess, the usual number at width {width}; give heads= if it is another")
+        raise VitreousError(
+            f"the file does not tell how many heads it has, and {width} is no usual width: give heads= (--heads)"
+        )
+    notes.append(
+        f"heads: {heads} is a guess, the usual number at width {width}; give heads= (--heads) if it is another"
+    )
     return heads
+
+
+# ---------------------------------------------------------------- writing a ViT where positions are the patches' alone
+
+
+def fold_class_position(checkpoint: Checkpoint, config: ViTConfig) -> State:
+    """The class token with its own position added to it, and the positions without."""
+    token, positions = checkpoint.state["cls_token"], checkpoint.state["pos_embed"]
+    folded = (token.double() + positions[:, :1].double()).to(token.dtype)
+    return {"cls_token": folded, "pos_embed": positions[:, config.slots :]}

@@ -20,7 +20,16 @@ from vitreous.models.checks import pair
 from vitreous.models.resnet import BiTConfig, ResNetConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, preset
-from vitreous.weights.checkpoint import Checkpoint, Config, Form, Found, Hints, parameter_shapes, split_positions
+from vitreous.weights.checkpoint import (
+    Checkpoint,
+    Config,
+    Form,
+    Found,
+    Hints,
+    fold_class_position,
+    parameter_shapes,
+    split_positions,
+)
 from vitreous.weights.express import Expression, training_notes
 from vitreous.weights.files import Tensors
 from vitreous.weights.places import SAME, Layout, Place, Places
@@ -359,8 +368,7 @@ def write_big_vision(checkpoint: Checkpoint, config: ViTConfig) -> Form:
         say.object("class_token", "it has one where it reads it, and nowhere else")
     form = _form(checkpoint, places_of(config), (), say)
     if config.position == "learned-1d" and config.slots == 1:  # then the sum is what the class token stands for
-        place = checkpoint.state["pos_embed"]
-        form.state = {"cls_token": checkpoint.state["cls_token"] + place[:, :1], "pos_embed": place[:, 1:]}
+        form.state = fold_class_position(checkpoint, config)
     return form
 
 

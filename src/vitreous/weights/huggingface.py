@@ -154,7 +154,7 @@ def _ignored(tensors: Tensors, prefix: str, dinov2: bool, hints: Hints) -> dict[
 
 def _known(settings: dict[str, Any], dinov2: bool) -> dict[str, Any]:
     act = settings.get("hidden_act", "gelu")
-    if act not in GELUS:
+    if not isinstance(act, str) or act not in GELUS:
         raise VitreousError(f"config.json: hidden_act = {act!r}; a ViT of ours has GELU: {', '.join(GELUS)}")
     if settings.get("pooler_act", "tanh") != "tanh":
         raise VitreousError(f"config.json: pooler_act = {settings['pooler_act']!r}; ours is tanh")
@@ -187,7 +187,7 @@ def _preprocessing(processor: dict[str, Any], config: ViTConfig, dinov2: bool, n
             usual = replace(preset("dino", 224, config.channels), crop="down")
         return usual
     shown = _box(processor.get("size", list(size)), "size")
-    final: Any = _box(processor["crop_size"], "crop_size") if processor.get("do_center_crop") else shown
+    final: Any = _box(processor.get("crop_size", list(size)), "crop_size") if processor.get("do_center_crop") else shown
     if not processor.get("do_resize", True):
         notes.append("its own program does not resize images; here they are resized to the model's size")
         final = shown = list(size)
@@ -196,22 +196,24 @@ def _preprocessing(processor: dict[str, Any], config: ViTConfig, dinov2: bool, n
     number = processor.get("resample", 2)
     if type(number) is not int or not 0 <= number < len(RESAMPLE):
         raise VitreousError(f"preprocessor_config.json: resample = {number!r}: expected a number from 0 to 5")
-    scale = processor.get("rescale_factor", 1 / 255) * 255 if processor.get("do_rescale", True) else 255.0
+    scale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1.0
+    if not isinstance(scale, int | float) or not 1e-9 <= scale <= 1e9:
+        raise VitreousError(f"preprocessor_config.json: rescale_factor = {scale!r}: expected a number such as 1/255")
     normalise = processor.get("do_normalize", True)
-    mean = processor.get("image_mean", [0.5] * config.channels) if normalise else [0.0] * config.channels
-    std = processor.get("image_std", [0.5] * config.channels) if normalise else [1.0] * config.channels
-    if abs(scale - 1) > 1e-6:
-        mean, std = [m / scale for m in mean], [s / scale for s in std]
-    return Preprocessing.from_json(
+    found = Preprocessing.from_json(
         {
             "size": final,
             "resize": None if shown == final else shown,
             "interpolation": RESAMPLE[number],
             "crop": "round" if shown == final else "down",  # without a crop it says nothing
-            "mean": mean,
-            "std": std,
+            "mean": processor.get("image_mean", [0.5] * config.channels) if normalise else [0.0] * config.channels,
+            "std": processor.get("image_std", [0.5] * config.channels) if normalise else [1.0] * config.channels,
         }
     )
+    if abs(255 * scale - 1) > 1e-6:  # theirs is of pixels times the scale, ours of pixels in 0..1
+        mean, std = (tuple(x / (255 * scale) for x in values) for values in (found.mean, found.std))
+        found = replace(found, mean=mean, std=std)
+    return found
 
 
 def _box(size: Any, name: str) -> int | list[int]:

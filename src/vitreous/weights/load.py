@@ -92,7 +92,7 @@ def read(
     preprocessing: Preprocessing | str | None = None,
 ) -> Checkpoint:
     """What `load` makes a model of."""
-    name = os.fspath(source)
+    name = os.fsdecode(source)
     try:
         file = find(source)
         hints = Hints(
@@ -112,6 +112,9 @@ def read(
             shown = preset(preprocessing, pair(config.image_size), config.channels)
         elif preprocessing is not None:
             shown = preprocessing
+        if len(shown.mean) != config.channels:
+            shown = shown.for_channels(config.channels)
+            report.notes = (*report.notes, f"mean and std were not for {config.channels} channels: averaged")
         extras = {ours: place.read(file.tensors) for ours, place in found.extras.items()}
     except VitreousError as error:
         raise VitreousError(f"{name}: {error}") from error
@@ -131,7 +134,7 @@ class Files:
 
 
 def find(source: str | os.PathLike[str]) -> Files:
-    text = os.fspath(source)
+    text = os.fsdecode(source)
     path = hub.fetch(text) if text.startswith(hub.SCHEME) else Path(text)
     if not os.path.lexists(path):
         raise VitreousError("no such file or folder")
@@ -207,9 +210,11 @@ def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadRe
     lines += [f"  + {name} {tensors.shape(name)}" for name in unexpected]
     if len(lines) > 24:
         lines = [*lines[:24], f"  and {len(lines) - 24} more"]
-    text = f"read as {found.dialect}, it lacks {len(missing)} tensors (-) and has {len(unexpected)} without a place (+)"
+    faults = [f"it lacks {len(missing)} tensors (-)"] if missing else []
+    faults += [f"{len(unexpected)} of its tensors have no place (+)"] if unexpected else []
+    text = f"read as {found.dialect}, {' and '.join(faults)}"
     if strict:
-        raise VitreousError(f"{text}{hint}; strict=False goes on without them\n" + "\n".join(lines))
+        raise VitreousError(f"{text}{hint}; load(..., strict=False) goes on without them\n" + "\n".join(lines))
     warnings.warn(f"{source}: {text}\n" + "\n".join(lines), VitreousWarning, stacklevel=4)
     return report
 

@@ -30,6 +30,9 @@ def read(tensors: Tensors, hints: Hints) -> Found:
     if not isinstance(card, dict) or not isinstance(card.get("config"), dict):
         raise VitreousError("its description lacks a config")
     config = config_from_json(card.get("model"), card["config"])
+    layers = config.depth if isinstance(config, ViTConfig) else sum(config.blocks)
+    if layers > len(tensors):  # before a million of them are built
+        raise VitreousError(f"its description has {layers:,} layers, the file {len(tensors):,} tensors")
     if hints.heads is not None and isinstance(config, ViTConfig) and hints.heads != config.heads:
         raise VitreousError(f"heads = {hints.heads}, but the file says {config.heads}")
     labels = card.get("labels")
@@ -65,7 +68,7 @@ def metadata(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def config_from_json(kind: Any, values: dict[str, Any]) -> Config:
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise VitreousError(f"it holds a model of the kind {kind!r}; this version knows {', '.join(KINDS)}")
     values = dict(values)
     if isinstance(values.get("backbone"), dict):

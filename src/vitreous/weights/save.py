@@ -1,6 +1,7 @@
 """`vitreous.save` and `vitreous.convert`: a model to a file of any dialect."""
 
 import os
+import re
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -67,7 +68,7 @@ def convert(
     What that dialect cannot express is an error that names it; with `force` it is written all the same. Returns what
     one should know of it.
     """
-    _check_target(Path(target), to)
+    check_target(Path(target), to)
     checkpoint = load.read(
         source, num_classes=num_classes, image_size=image_size, heads=heads, preprocessing=preprocessing
     )
@@ -76,7 +77,7 @@ def convert(
 
 def write(checkpoint: Checkpoint, target: str | os.PathLike[str], to: str, force: bool) -> tuple[str, ...]:
     path = Path(target)
-    _check_target(path, to)
+    check_target(path, to)
     form = _form(checkpoint, to)
     state, gaps = _arrange(checkpoint, form)
     objections = form.objections + gaps
@@ -135,16 +136,23 @@ def _losses(checkpoint: Checkpoint, form: Form, to: str) -> list[str]:
     return lost
 
 
-def _check_target(path: Path, to: str) -> None:
+def check_target(path: Path, to: str) -> None:
+    """What is wrong with a name is said before anything is read."""
     if to not in get_args(Dialect):
-        raise VitreousError(f"no dialect is called {to!r}: {', '.join(get_args(Dialect))}")
-    if to in FOLDERS:
-        if path.suffix in files.SUFFIXES or (path.exists() and not path.is_dir()):
-            raise VitreousError(f"{path}: {to} is written as a folder (weights and config.json): give the name of one")
-    elif path.suffix not in ENDINGS[to]:
+        raise VitreousError(f"no dialect is called {to!r}: there is {', '.join(get_args(Dialect))}")
+    if to not in FOLDERS and path.suffix not in ENDINGS[to]:
         raise VitreousError(f"{path}: {to} is written as a file that ends in {' or '.join(ENDINGS[to])}")
-    if not path.absolute().parent.is_dir():
-        raise VitreousError(f"{path}: there is no folder {path.absolute().parent}")
+    try:
+        no_folder = path.suffix in files.SUFFIXES or (path.exists() and not path.is_dir())
+        parent = path.absolute().parent
+        if not parent.is_dir():
+            raise VitreousError(f"{path}: there is no folder {parent}")
+    except (OSError, ValueError) as error:
+        if isinstance(error, VitreousError):
+            raise
+        raise VitreousError(f"{str(path)[:80]!r} cannot be written ({getattr(error, 'strerror', error)})") from error
+    if to in FOLDERS and no_folder:
+        raise VitreousError(f"{path}: {to} is written as a folder (weights and config.json): give the name of one")
 
 
 def _write_folder(folder: Path, state: State, documents: dict[str, dict[str, Any]]) -> None:
@@ -152,7 +160,8 @@ def _write_folder(folder: Path, state: State, documents: dict[str, dict[str, Any
     made = not folder.exists()
     try:
         folder.mkdir(exist_ok=True)
-        if others := sorted({file.name for file in folder.iterdir()} - mine):
+        names_there = {file.name for file in folder.iterdir() if not re.fullmatch(r"\..*\.tmp", file.name)}
+        if others := sorted(names_there - mine):
             raise VitreousError(f"{folder} holds other things ({listed(others, 4)}): give an empty or a new folder")
         with ExitStack() as stack:  # all are written before the first takes its place
             names = {name: stack.enter_context(files.replacing(folder / name)) for name in documents}

@@ -13,7 +13,17 @@ from vitreous.errors import VitreousError
 from vitreous.models.checks import Size, pair
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
-from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, Labels, View, infer, places_for
+from vitreous.weights.checkpoint import (
+    Checkpoint,
+    Form,
+    Found,
+    Hints,
+    Labels,
+    View,
+    fold_class_position,
+    infer,
+    places_for,
+)
 from vitreous.weights.express import Expression, training_notes
 from vitreous.weights.files import Tensors
 
@@ -111,8 +121,8 @@ class Told:
         """timm's evaluation transform: the short side to floor(size / crop_pct), then the centre."""
         size = pair(config.image_size)
         crop = self.defaults.get("crop_pct", 1.0 if not self.settings and min(size) >= 384 else 0.9)
-        if not isinstance(crop, int | float) or not 0 < crop <= 2:
-            raise VitreousError(f"config.json: crop_pct = {crop!r}: expected a number up to 1")
+        if not isinstance(crop, int | float) or not 0.01 <= crop <= 2:
+            raise VitreousError(f"config.json: crop_pct = {crop!r}: expected a fraction, such as 0.9")
         resized = [math.floor(side / crop) for side in size]
         squash = self.defaults.get("crop_mode") == "squash"
         interpolation = self.defaults.get("interpolation", "bicubic")
@@ -200,8 +210,7 @@ def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
     places = places_for(config, lambda ours: (ours,), known=r"(?!pre_logits)")
     form = Form(places, say.objections, notes + training_notes(config), {"config.json": settings}, carries_labels=True)
     if folded:  # the class token's own position goes into the token
-        place = checkpoint.state["pos_embed"]
-        form.state = {"cls_token": checkpoint.state["cls_token"] + place[:, :1], "pos_embed": place[:, config.slots :]}
+        form.state = fold_class_position(checkpoint, config)
     return form
 
 

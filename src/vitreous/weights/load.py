@@ -112,6 +112,8 @@ def read(
             shown = preset(preprocessing, pair(config.image_size), config.channels)
         elif preprocessing is not None:
             shown = preprocessing
+        if preprocessing is not None:  # then what was made of the file is of no interest
+            report.notes = tuple(note for note in report.notes if not note.startswith("preprocessing:"))
         if len(shown.mean) != config.channels:
             shown = shown.for_channels(config.channels)
             report.notes = (*report.notes, f"mean and std were not for {config.channels} channels: averaged")

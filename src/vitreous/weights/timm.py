@@ -72,7 +72,10 @@ def read(tensors: Tensors, hints: Hints) -> Found:
         **infer(view, replace(hints, native_size=told.size), notes, ("all", "patches", "class"), **known)
     )
     if not told.settings:
-        notes.append("GELU, preprocessing: timm's defaults for a ViT; a file without its config.json does not tell")
+        notes.append("GELU: taken as exact, timm's default; a file without its config.json does not tell")
+        notes.append(
+            "preprocessing: taken as timm's for its own ViTs; DeiT's, for one, is another (--preprocessing deit)"
+        )
     decoder = re.compile(re.escape(prefix) + r"(decoder_\w+|mask_token$)")
     return Found(
         dialect=NAME,

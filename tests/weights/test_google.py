@@ -280,7 +280,7 @@ def broken(tmp_path: Path, parameters: Arrays) -> Path:
         (lambda p: p.update({"cls": np.ones((1, 1, 48), np.int64)}), "cls holds int64"),
         (lambda p: p.update({"pos_embedding": p["cls"]}), "are both pos_embedding"),
         (lambda p: [p.pop(k) for k in list(p) if "encoderblock_0" in k], "have a gap"),
-        (lambda p: p.update({f"{QUERY}/kernel": np.ones((48, 3, 8), np.float32)}), "query/kernel, .* do not go together"),
+        (lambda p: p.update({f"{QUERY}/kernel": np.ones((48, 3, 8), np.float32)}), "query/kernel, .* do not go tog"),
         (lambda p: p.pop(f"{QUERY}/kernel"), r"(?s)lacks 1 tensors.*query/kernel"),
         (lambda p: [p.update({k: p[k].reshape(s)}) for k, s in six_heads(p)], "has 6 heads, the first layer 3"),
         (lambda p: p.update({f"{NORM}/scale": np.ones((6, 8), np.float32)}), "do not fit"),

@@ -1,9 +1,11 @@
 """Weights of live peers, drawn at random, into our models and back, at every size that the peer can do."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -51,6 +53,7 @@ TIMM: dict[str, dict[str, Any]] = {
     "all-tokens": {"global_pool": ""},
     "no-positions": {"pos_embed": "none"},
     "grey": {"in_chans": 1},
+    "four-channels": {"in_chans": 4},
     "rectangle": {"img_size": (16, 64)},
     "odd-mlp": {"mlp_ratio": 2.7},
 }
@@ -104,6 +107,36 @@ def test_timm_at_full_size_from_a_bare_file(name: str, tmp_path: Path) -> None:
     compare(ours, peer, [(224, 224), (160, 256)])
 
 
+@pytest.mark.parametrize("registers", [0, 4, 6])
+@pytest.mark.parametrize("grid", [2, 3, 4])
+@pytest.mark.parametrize("positions_for_all", [False, True])
+def test_timm_positions_in_a_bare_file(registers: int, grid: int, positions_for_all: bool, tmp_path: Path) -> None:
+    arguments = {**SMALL, "img_size": 8 * grid, "reg_tokens": registers, "no_embed_class": not positions_for_all}
+    places = grid * grid + (1 + registers if positions_for_all else 0)
+    if registers and positions_for_all and math.isqrt(places) ** 2 == places:
+        pytest.skip("the count is that of a larger grid without them, as in all models that timm has published")
+    peer = draw(timm.create_model("vit_base_patch16_224", dynamic_img_size=True, **arguments))
+    save_file(peer.state_dict(), tmp_path / "x.safetensors")
+    compare(vitreous.load(tmp_path / "x.safetensors", heads=4), peer, [(8 * grid, 8 * grid), (40, 24)])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"global_pool": "max"}, "global_pool = 'max'"),
+        ({"global_pool": "avgmax"}, "global_pool = 'avgmax'"),
+        ({"act_layer": "silu"}, "an MLP with silu"),
+        ({"act_layer": "relu"}, "act_layer = 'relu'"),
+        ({"pre_norm": True}, "pre_norm"),
+    ],
+)
+def test_timm_models_that_are_not_ours(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    arguments = {**SMALL, **change}
+    peer = draw(timm.create_model("vit_base_patch16_224", **arguments))
+    with pytest.raises(vitreous.VitreousError, match=message):
+        vitreous.load(timm_folder(tmp_path / "in", peer, arguments))
+
+
 def test_timm_leaves_positions_of_equal_count_alone_and_we_do_not(tmp_path: Path) -> None:
     """timm 1.0: a 4 x 4 grid loaded into a model of 2 x 8 has as many tokens, and is taken as it is."""
     peer = draw(timm.create_model("vit_base_patch16_224", dynamic_img_size=True, **SMALL))
@@ -143,6 +176,37 @@ def tv_outputs(peer: nn.Module, x: Tensor) -> Tensor:
     other = torchvision.models.VisionTransformer(image_size=size, patch_size=peer.patch_size, num_classes=9, **kwargs)
     other.load_state_dict(state)
     return other.eval()(x)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_wrapped_models_of_every_peer(prefix: str, tmp_path: Path) -> None:
+    peers = {
+        "timm": draw(timm.create_model("vit_base_patch16_224", **SMALL)),
+        "huggingface": draw(PEERS["classifier"]()),
+        "torchvision": draw(torchvision.models.VisionTransformer(32, 8, 2, 4, 64, 96, num_classes=7)),
+    }
+    for dialect, peer in peers.items():
+        state = {f"{prefix}{name}": tensor for name, tensor in peer.state_dict().items()}
+        content = {
+            "state_dict": state | {"n_averaged": torch.tensor(3)},
+            "best": torch.tensor(1.0),
+            "acc": np.float64(3),
+        }
+        torch.save(content, tmp_path / "x.pth")
+        ours = vitreous.load(tmp_path / "x.pth", heads=4)
+        assert ours.report.dialect == dialect
+        compare(ours, hf_outputs(peer) if dialect == "huggingface" else peer, [(32, 32)])
+
+
+def test_torchvision_swag_at_384(tmp_path: Path) -> None:
+    peer = torchvision.models.VisionTransformer(384, 16, 1, 12, 768, 3072)
+    torch.save(peer.state_dict(), tmp_path / "x.pth")
+    with pytest.warns(vitreous.VitreousWarning, match="all zeros"):  # its head starts there
+        ours = vitreous.load(tmp_path / "x.pth")
+    transforms = torchvision.models.ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1.transforms()
+    assert (ours.preprocessing.resize, ours.preprocessing.size) == (transforms.resize_size[0], (384, 384))
+    assert ours.preprocessing.interpolation == transforms.interpolation.value
+    assert ours.preprocessing.mean == tuple(transforms.mean)
 
 
 @pytest.mark.parametrize("old_names", [False, True])

@@ -16,11 +16,12 @@ from vitreous import BiTConfig, VitreousError, VitreousWarning
 from vitreous.models.zoo import build
 from vitreous.weights import load
 from vitreous.weights.files import open_file
-from vitreous.weights.save import FOLDERS, Dialect
+from vitreous.weights.names import Dialect
+from vitreous.weights.save import WRITERS
 
 DIALECTS = get_args(Dialect)
 ORACLES = {  # and who can carry them without a change
-    "google_vit_token_prelogits": {"google"},
+    "google_vit_token_prelogits": {"google", "big-vision"},
     "google_vit_gap_linen": {"google", "big-vision"},
     "google_hybrid_r": {"google"},
     "google_hybrid_stem_only": {"google"},
@@ -32,8 +33,7 @@ ORACLES = {  # and who can carry them without a change
 
 
 def target(folder: Path, dialect: str) -> Path:
-    ending = {"google": ".npz", "big-vision": ".npz", "bit": ".npz", "native": ".safetensors"}.get(dialect, ".pth")
-    return folder / f"as-{dialect}{'' if dialect in FOLDERS else ending}"
+    return folder / f"as-{dialect}{''.join(WRITERS[dialect].endings[:1])}"
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
@@ -179,7 +179,8 @@ CANNOT = [
     ("google", {"pool": "map", "class_token": False}, "pool = 'map'"),
     ("google", {"final_norm": "after-pool", "pool": "gap", "class_token": False}, "final_norm = 'after-pool'"),
     ("google", {"registers": 1}, "registers = 1"),
-    ("big-vision", {"position_slots": "class"}, "position_slots = 'class'"),
+    ("big-vision", {"class_token": True, "pool": "gap"}, "class_token = True"),
+    ("timm", {"position_at": "every-layer"}, "position_at = 'every-layer'"),
     ("dinov2", {"qk_norm": True}, "qk_norm = True"),
 ]
 BASE: dict[str, dict[str, Any]] = {
@@ -210,20 +211,27 @@ def test_what_cannot_be_expressed_is_named(dialect: str, change: dict[str, Any],
     assert tensors(path)
 
 
-def test_force_folds_a_position_into_the_class_token(tmp_path: Path) -> None:
-    for dialect, fields in (
-        ("big-vision", {"position_slots": "class"}),
-        ("timm", {**PLAIN, "resample": "timm", "registers": 2, "position_slots": "class"}),
-    ):
-        model = tiny_vit(**fields)
-        with pytest.warns(VitreousWarning, match="position_slots"):
-            vitreous.save(model, target(tmp_path, dialect), to=dialect, force=True)
-        back = vitreous.load(target(tmp_path, dialect))
-        assert back.config.position_slots == "patches"
-        for size in (32, 48):
-            torch.testing.assert_close(
-                outputs(back, images(1, 3, size, size)), outputs(model, images(1, 3, size, size))
-            )
+@pytest.mark.parametrize(
+    ("dialect", "fields", "note"),
+    [
+        ("big-vision", {"position_slots": "class"}, "position is added to the token"),
+        ("timm", {**BASE["timm"], "registers": 2, "position_slots": "class"}, "position is added to the token"),
+        ("google", {"position_slots": "patches"}, "zeros are written for it"),
+        ("torchvision", {**BASE["torchvision"], "position_slots": "patches"}, "zeros are written for it"),
+        ("huggingface", {**BASE["huggingface"], "position_slots": "patches"}, "zeros are written for it"),
+        ("dinov2", {**BASE["dinov2"], "position_slots": "patches"}, "zeros are written for it"),
+        ("google", {"qkv_bias": False}, "no biases: zeros"),
+        ("torchvision", {**BASE["torchvision"], "qkv_bias": False}, "no biases: zeros"),
+    ],
+)
+def test_the_same_numbers_in_other_words(dialect: str, fields: dict[str, Any], note: str, tmp_path: Path) -> None:
+    model = tiny_vit(**fields)
+    notes = vitreous.save(model, target(tmp_path, dialect), to=dialect)
+    assert any(note in line for line in notes)
+    back = vitreous.load(target(tmp_path, dialect), heads=3)
+    for size in (32, 48):
+        x = images(1, 3, size, size)
+        torch.testing.assert_close(outputs(back, x), outputs(model, x))
 
 
 def test_native_carries_everything(tmp_path: Path) -> None:
@@ -247,6 +255,42 @@ def test_where_it_came_from_is_kept(tmp_path: Path) -> None:
     vitreous.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "native")
     origin = vitreous.load(tmp_path / "b.safetensors").report.origin
     assert origin == {"source": "bit_v2_small.npz", "dialect": "bit"}
+
+
+def test_a_guess_stays_one(tmp_path: Path) -> None:
+    model = draw(vitreous.create("Ti/16", depth=1, image_size=32, num_classes=3, **PLAIN, resample="timm"))
+    torch.save(model.state_dict(), tmp_path / "x.pth")
+    notes = vitreous.convert(tmp_path / "x.pth", tmp_path / "x.safetensors", "native")
+    assert any("heads: 3 is a guess" in note for note in notes)
+    assert vitreous.load(tmp_path / "x.safetensors").report.notes == notes
+
+
+def test_the_mask_token_outlives_a_model(tmp_path: Path) -> None:
+    model = tiny_vit(**BASE["dinov2"], layer_scale=0.1)
+    state = {**model.state_dict(), "mask_token": images(1, 48)}
+    torch.save(state, tmp_path / "in.pth")
+    vitreous.save(vitreous.load(tmp_path / "in.pth", heads=3), tmp_path / "ours.safetensors")
+    vitreous.save(vitreous.load(tmp_path / "ours.safetensors"), tmp_path / "out.pth", to="dinov2")
+    identical(state, tensors(tmp_path / "out.pth"))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"device": "foo"},
+        {"device": "cuda:77"},
+        {"dtype": "float16"},
+        {"dtype": torch.int8},
+        {"num_classes": "3"},
+        {"num_classes": -1},
+        {"preprocessing": 3},
+        {"image_size": "x"},
+        {"heads": "x"},
+    ],
+)
+def test_options_that_make_no_sense(option: dict[str, Any]) -> None:
+    with pytest.raises(VitreousError, match=next(iter(option))):
+        vitreous.load(FIXTURES / "google_vit_gap_linen.npz", **option)
 
 
 # ---------------------------------------------------------------- what load can be asked for
@@ -349,6 +393,24 @@ def test_a_size_that_was_asked_for_moves_the_preprocessing_too(tmp_path: Path) -
     back = vitreous.load(tmp_path / "x.safetensors")
     identical(dict(model.state_dict()), dict(back.state_dict()))
     assert (back.config, back.preprocessing) == (model.config, model.preprocessing)
+
+
+def test_dinov2_is_shown_the_size_that_was_asked_for(tmp_path: Path) -> None:
+    model = draw(vitreous.create("DINOv2-S/14", depth=1))
+    vitreous.save(model, tmp_path / "x.pth", to="dinov2")
+    for asked, shown in ((None, 224), (518, 518), (504, 504)):
+        assert vitreous.load(tmp_path / "x.pth", image_size=asked).preprocessing.size == (shown, shown)
+
+
+def test_what_a_reader_will_assume_is_what_it_does(tmp_path: Path) -> None:
+    bit = draw(build(BiTConfig(blocks=(1,), width_factor=0.5, image_size=128, num_classes=2)))
+    waves = tiny_vit(position="sincos-2d", pool="gap")
+    cropped = tiny_vit(image_size=35, remainder="crop", pool="gap")
+    for model, dialect in ((bit, "bit"), (waves, "big-vision"), (cropped, "google")):
+        notes = vitreous.save(model, target(tmp_path, dialect), to=dialect)
+        back = vitreous.load(target(tmp_path, dialect))
+        assert any(note.endswith(f"will assume {back.preprocessing}") for note in notes)
+    assert any("cropped" in note for note in notes)
 
 
 def test_preprocessing_by_name(tmp_path: Path) -> None:

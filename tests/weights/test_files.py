@@ -211,7 +211,8 @@ def test_parts_with_a_fault(tmp_path: Path) -> None:
 
     whole = index["weight_map"]
     assert said(whole | {"new": "part-1.safetensors"}) == "1 tensors are not in the part that the index names: new"
-    assert "lacks 1 tensors" in said({name: part for name, part in whole.items() if name != "norm.bias"})
+    unlisted = said({name: part for name, part in whole.items() if name != "norm.bias"})
+    assert unlisted == "1 tensors of its parts are not in the index: norm.bias"
     for elsewhere in ("../part-0.safetensors", "/etc/passwd", "sub/part", "..", "."):
         assert said(whole | {"head.bias": elsewhere}) == f"its index names files elsewhere: {elsewhere}"
     for absent in ("part-9.safetensors", "x" * 300, "a\0b"):
@@ -638,7 +639,7 @@ def test_a_disk_that_is_full(name: str, to: str, tmp_path: Path) -> None:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "Traceback" not in err
-    assert "cannot be written (File too large); the file that was there is untouched" in err.splitlines()[-1]
+    assert re.search(r"cannot be written \(File too large\); the (file|folder) that was there is untouched", err)
     assert content(target if to == "timm" else target.parent) == before
 
 

@@ -2,11 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from vitreous.cli.parts import Number, Preset, Size
+from vitreous.weights.names import Dialect
 
 
 def convert(
@@ -14,7 +15,7 @@ def convert(
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
     *,
-    to: Literal["google", "big-vision", "bit", "timm", "huggingface", "torchvision", "dino", "dinov2", "native"],
+    to: Dialect,
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     num_classes: Number = None,
     image_size: Size = None,

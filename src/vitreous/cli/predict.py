@@ -56,7 +56,7 @@ def predict(
     from vitreous.serving import prediction
     from vitreous.weights.load import load
 
-    network = load(model, heads=heads, device=usable(device), preprocessing=preprocessing)
+    network = load(model, heads=heads, device=settled(device), preprocessing=preprocessing)
     predictions = prediction.predict(network, paths, top=top, batch_size=batch_size)
 
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -89,20 +89,10 @@ def predict(
         raise SystemExit(1)
 
 
-def usable(device: str) -> str:
-    """The device, once something has been computed on it."""
+def settled(device: str) -> str:
     import torch
 
-    from vitreous.errors import VitreousError
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise VitreousError(f"device = {device!r} cannot be used here: {reason}") from error
-    return device
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def as_json(found: "Prediction") -> str:

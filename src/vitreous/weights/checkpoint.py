@@ -66,14 +66,21 @@ class Checkpoint:
 class Form:
     """How a dialect would write a checkpoint."""
 
-    places: Places
-    objections: list[str]  # what it cannot express
+    places: Places = field(default_factory=dict)
+    objections: list[str] = field(default_factory=list)  # what it cannot express
     notes: list[str] = field(default_factory=list)  # what it has no place for, without harm to the numbers
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)  # JSON files of its folder
     state: State = field(default_factory=dict)  # our tensors that it wants changed
     fill: State = field(default_factory=dict)  # tensors its program insists on, by their names
     assumes: Preprocessing | None = None  # what a reader of it will take, where it cannot carry preprocessing
     carries_labels: bool = False
+
+
+def native_size(config: ViTConfig) -> tuple[int, int]:
+    """The size that a reader will find, where it counts positions: whole patches."""
+    (rows, cols), (height, width) = config.grid, pair(config.patch_size)
+    stride = 1 if config.backbone is None else config.backbone.stride
+    return rows * height * stride, cols * width * stride
 
 
 def meta_model(config: Config) -> VisionTransformer | BiT:
@@ -193,6 +200,10 @@ def split_positions(
         if side and side * side == entries - slots:
             if told is not None:
                 notes.append(f"positions are {side} x {side}, not the {told[0]} x {told[1]} that config.json tells of")
+            elif asked not in (None, (side, side)) and math.prod(asked or ()) == side * side:
+                notes.append(
+                    f"{side * side} positions are taken as {side} x {side}, and resampled to the size asked for"
+                )
             return kind, (side, side)
     for kind, slots in choices.items():
         if asked is not None and entries - slots == math.prod(asked):
@@ -200,6 +211,8 @@ def split_positions(
                 f"{entries - slots} positions are not a square: taken as the {asked[0]} x {asked[1]} asked for"
             )
             return kind, asked
+    if not choices:
+        raise VitreousError(f"{entries} positions, and no class token: not one of its models")
     raise VitreousError(
         f"{entries} positions are not a square grid; the file does not tell its own size:"
         " give it as image_size=(height, width), --image-size"
@@ -226,13 +239,3 @@ def guess_heads(width: int, swiglu: bool, notes: list[str]) -> int:
         f"heads: {heads} is a guess, the usual number at width {width}; give heads= (--heads) if it is another"
     )
     return heads
-
-
-# ---------------------------------------------------------------- writing a ViT where positions are the patches' alone
-
-
-def fold_class_position(checkpoint: Checkpoint, config: ViTConfig) -> State:
-    """The class token with its own position added to it, and the positions without."""
-    token, positions = checkpoint.state["cls_token"], checkpoint.state["pos_embed"]
-    folded = (token.double() + positions[:, :1].double()).to(token.dtype)
-    return {"cls_token": folded, "pos_embed": positions[:, config.slots :]}

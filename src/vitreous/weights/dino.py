@@ -5,17 +5,17 @@ were published so; with timm's `config.json` beside it, it is timm's.
 """
 
 import re
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from vitreous.models.checks import pair
+from vitreous.models.embed import Policy
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, preset
-from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, View, infer, places_for
-from vitreous.weights.express import Expression, training_notes
+from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, View, infer, native_size, places_for
+from vitreous.weights.express import Expression, fit_class_slot, unsaid
 from vitreous.weights.files import Tensors
-from vitreous.weights.places import Place
+from vitreous.weights.places import Place, Places
 from vitreous.weights.timm import prefix_of
 
 NAME, NAME2 = "dino", "dinov2"
@@ -107,32 +107,44 @@ def _heads(tensors: Tensors) -> dict[str, str]:
 
 def preprocessing_for(config: ViTConfig) -> Preprocessing:
     """Both are evaluated at 224 px, the centre of a short side of 256; DINOv2 too, though its positions are for 518."""
-    size = pair(config.image_size)
-    size = (224, 224) if size == (518, 518) else size
-    return preset("dino", size, config.channels)
+    size = native_size(config)
+    return preset("dino", (224, 224) if size == (518, 518) else size, config.channels)
 
 
 # ---------------------------------------------------------------- writing
 
 
 def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
-    say = _say(config, "dino")
+    known = r"(blocks\.\d+\.(norm|attn\.(qkv|proj)\.|mlp\.)|patch_embed|cls_token|pos_embed$|(fc_)?norm)"
+    places = places_for(config, lambda ours: (ours.replace("fc_norm.", "norm."),), known)
+    say, form = _form(checkpoint, config, places, "dino")
     say.only("registers", 0, why="it has none")
     say.only("mlp", "gelu", why="it has no SwiGLU")
     say.only("layer_scale", None, why="it has none")
-    known = r"(blocks\.\d+\.(norm|attn\.(qkv|proj)\.|mlp\.)|patch_embed|cls_token|pos_embed$|(fc_)?norm)"
-    places = places_for(config, lambda ours: (ours.replace("fc_norm.", "norm."),), known)
-    return Form(places, say.objections, training_notes(config), assumes=preprocessing_for(config))
+    return form
 
 
 def write2(checkpoint: Checkpoint, config: ViTConfig) -> Form:
-    say = _say(config, "dinov2-registers" if config.registers else "dinov2")
     known = r"(blocks\.\d+\.(norm|attn\.(qkv|proj)\.|ls|mlp\.)|patch_embed|cls_token|reg_token|pos_embed$|(fc_)?norm)"
     swiglu = config.mlp == "swiglu"
     places = places_for(config, lambda ours: (rename2(ours, swiglu),), known)
-    form = Form(places, say.objections, training_notes(config), assumes=preprocessing_for(config))
+    _, form = _form(checkpoint, config, places, "dinov2-registers" if config.registers else "dinov2")
     add_mask_token(form, checkpoint, "mask_token")
     return form
+
+
+def _form(checkpoint: Checkpoint, config: ViTConfig, places: Places, policy: Policy) -> tuple[Expression, Form]:
+    say = Expression(config)
+    say.token_vit()
+    say.only("num_classes", 0, why="it has no classifier")
+    say.only("representation_size", None, why="it has no hidden layer under a head")
+    say.resampling(policy)
+    say.only("gelu", "erf", why="its GELU is the exact one")
+    say.only("norm_eps", 1e-6, why="its norms have 1e-6")
+    say.squares("image_size", "patch_size")
+    form = Form(places, say.objections, unsaid(config), assumes=preprocessing_for(config))
+    fit_class_slot(form, checkpoint, config, wanted=True)
+    return say, form
 
 
 def add_mask_token(form: Form, checkpoint: Checkpoint, name: str) -> None:
@@ -142,24 +154,3 @@ def add_mask_token(form: Form, checkpoint: Checkpoint, name: str) -> None:
     else:
         norm = checkpoint.state["blocks.0.norm1.weight"]
         form.fill[name] = torch.zeros(1, len(norm), dtype=norm.dtype)
-
-
-def _say(config: ViTConfig, policy: Literal["dino", "dinov2", "dinov2-registers"]) -> Expression:
-    say = Expression(config)
-    say.only("backbone", None, why="it has no hybrids")
-    say.only("pool", "token", why="it reads the class token")
-    say.only("num_classes", 0, why="it has no classifier")
-    say.only("representation_size", None, why="it has no hidden layer under a head")
-    say.only("final_norm", "before-pool", why="its last norm comes before the class token is read")
-    say.only("position", "learned-1d", why="its positions are learned")
-    say.only("position_at", "stem", why="it adds positions once")
-    say.only("position_slots", "class", why="positions are for the class token and the patches")
-    say.resampling(policy)
-    say.only("gelu", "erf", why="its GELU is the exact one")
-    say.only("norm_eps", 1e-6, why="its norms have 1e-6")
-    say.only("qk_norm", False, why="it has none")
-    for field in ("image_size", "patch_size"):
-        height, width = pair(getattr(config, field))
-        if height != width:
-            say.object(field, "it takes squares alone")
-    return say

@@ -117,13 +117,19 @@ class Mapped(Tensors):
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise VitreousError(f"not a readable .safetensors file (its header: {_short(error)})") from error
             self.start = 8 + length
-            end = max((stop for *_, stop in self.entries.values()), default=0)
-            if self.start + end > size:
-                lacking = self.start + end - size
-                raise VitreousError(f"the file is cut short: {lacking:,} of its {self.start + end:,} bytes are missing")
             if not isinstance(self.metadata, dict):
                 raise VitreousError("not a readable .safetensors file (its metadata)")
+            self._check_spans(size - self.start)
             self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def _check_spans(self, space: int) -> None:
+        """One tensor behind the other, from the first byte to the last: the format wants it so, and its library too."""
+        spans = sorted(entry[2:] for entry in self.entries.values())
+        end = max((stop for _, stop in spans), default=0)
+        if end > space:
+            raise VitreousError(f"the file is cut short: {end - space:,} of its {self.start + end:,} bytes are missing")
+        if end < space or any(start != stop for (start, _), (_, stop) in zip(spans, [(0, 0), *spans], strict=False)):
+            raise VitreousError("not a readable .safetensors file (its tensors overlap, or leave gaps)")
 
     @staticmethod
     def _entry(value: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...], int, int]:
@@ -185,6 +191,8 @@ class Sharded(Tensors):
         parts = {name: _open_part(index.parent / name) for name in names}
         if absent := [name for name, file in weight_map.items() if name not in parts[file]]:
             raise VitreousError(f"{len(absent)} tensors are not in the part that the index names: {listed(absent)}")
+        if unlisted := [name for part in parts.values() for name in part if name not in weight_map]:
+            raise VitreousError(f"{len(unlisted)} tensors of its parts are not in the index: {listed(unlisted)}")
         self.home = {name: parts[file] for name, file in weight_map.items()}
         kinds = {part.container for part in parts.values()}
         self.container = f"{' and '.join(sorted(kinds))} in {len(parts)} parts"
@@ -207,6 +215,46 @@ class Sharded(Tensors):
 
     def release(self, name: str) -> None:
         self.home[name].release(name)
+
+
+class Unwrapped(Tensors):
+    """The same tensors without what a wrapper put before every name."""
+
+    def __init__(self, tensors: Tensors, prefix: str):
+        super().__init__()
+        self.tensors, self.prefix, self.container = tensors, prefix, tensors.container
+        self.metadata, self.notes = tensors.metadata, tensors.notes
+        self.names = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix)}
+        self.ignored = tensors.ignored | {name: "a counter of the wrapper" for name in tensors if name in COUNTERS}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[self.names[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors.shape(self.names[name])
+
+    def release(self, name: str) -> None:
+        self.tensors.release(self.names[name])
+
+
+COUNTERS = ("n_averaged",)
+
+
+def unwrapped(tensors: Tensors) -> Tensors:
+    """DataParallel, torch.compile and averaging each put a word before every name."""
+    for prefix in ("module.", "_orig_mod."):
+        if len(tensors) and all(name.startswith(prefix) or name in COUNTERS for name in tensors):
+            return unwrapped(Unwrapped(tensors, prefix))
+    return tensors
 
 
 # ---------------------------------------------------------------- reading
@@ -297,11 +345,20 @@ def from_array(array: NDArray[Any], name: str) -> Tensor:
     return torch.from_numpy(native if native.flags.writeable else native.copy())
 
 
+# What training scripts save beside the weights: their settings, in a plain holder of attributes, and numpy's numbers.
+NUMBER = np.float64(0).__reduce__()[0]
+HARMLESS: list[Any] = [
+    argparse.Namespace,
+    np.dtype,
+    *(type(np.dtype(name)) for name in ("float64", "float32", "int64", "int32", "bool")),
+    *((NUMBER, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),  # by its old and its new name
+]
+
+
 def _open_pickle(path: Path) -> Held:
     """A PyTorch file, by torch's own unpickler of weights: it builds tensors and plain values and calls nothing."""
     try:
-        # The settings that training scripts save beside the weights: a plain holder of attributes.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals(HARMLESS):
             content = _torch_load(path)
     except Exception as error:  # on broken files torch lets through whatever its parsers raise
         text = str(error)
@@ -345,7 +402,7 @@ def unwrap(content: Any) -> Held:
     notes: list[str] = []
     ignored: dict[str, str] = {}
     path = ""
-    while isinstance(content, dict) and not any(isinstance(value, Tensor) for value in content.values()):
+    while isinstance(content, dict):
         key = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), None)
         if key is None:
             break

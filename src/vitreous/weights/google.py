@@ -26,11 +26,11 @@ from vitreous.weights.checkpoint import (
     Form,
     Found,
     Hints,
-    fold_class_position,
+    native_size,
     parameter_shapes,
     split_positions,
 )
-from vitreous.weights.express import Expression, training_notes
+from vitreous.weights.express import Expression, fit_biases, fit_class_slot, unsaid
 from vitreous.weights.files import Tensors
 from vitreous.weights.places import SAME, Layout, Place, Places
 
@@ -351,11 +351,12 @@ def write_vit(checkpoint: Checkpoint, config: ViTConfig) -> Form:
     say.only("position", "learned-1d", why="its positions are learned")
     if config.class_token != (config.pool == "token"):
         say.object("class_token", "it has one where it reads it, and nowhere else")
-    elif config.class_token:
-        say.only("position_slots", "class", why="its class token has a position")
     if config.backbone is not None and config.backbone.activation != "post":
         say.object("backbone", "its hybrids have the post-activation ResNet")
-    return _form(checkpoint, places_of(config), RELEASED, say)
+    form = _form(checkpoint, config, say.objections)
+    fit_class_slot(form, checkpoint, config, wanted=True)
+    form.places = renamed(places_of(fit_biases(form, checkpoint, config)), RELEASED)
+    return form
 
 
 def write_big_vision(checkpoint: Checkpoint, config: ViTConfig) -> Form:
@@ -363,12 +364,11 @@ def write_big_vision(checkpoint: Checkpoint, config: ViTConfig) -> Form:
     say.only("backbone", None, why="it has no hybrids")
     say.only("pool", "token", "gap", "map", why="its files are read with a pool")
     say.only("position", "learned-1d", "sincos-2d", why="its positions are learned or of sines and cosines in 2-D")
-    say.only("position_slots", "patches", why="it adds positions before the class token comes in")
     if config.class_token != (config.pool == "token"):
         say.object("class_token", "it has one where it reads it, and nowhere else")
-    form = _form(checkpoint, places_of(config), (), say)
-    if config.position == "learned-1d" and config.slots == 1:  # then the sum is what the class token stands for
-        form.state = fold_class_position(checkpoint, config)
+    form = _form(checkpoint, config, say.objections)
+    fit_class_slot(form, checkpoint, config, wanted=False)
+    form.places = places_of(fit_biases(form, checkpoint, config))
     return form
 
 
@@ -380,21 +380,34 @@ def write_bit(checkpoint: Checkpoint, config: BiTConfig) -> Form:
     if tensorflow:
         flat = {MAP_VECTOR: VECTOR, DENSE: POINTWISE}
         places = {ours: replace(place, layout=flat.get(place.layout, place.layout)) for ours, place in places.items()}
-    return _form(checkpoint, places, (*two_digits, *(TENSORFLOW if tensorflow else ())), None)
+    form = _form(checkpoint, config, [])
+    form.places = renamed(places, (*two_digits, *(TENSORFLOW if tensorflow else ())))
+    return form
 
 
-def _form(checkpoint: Checkpoint, places: Places, names: tuple[tuple[str, str], ...], say: Expression | None) -> Form:
-    renamed = {}
-    for ours, place in places.items():
-        theirs = []
-        for name in place.names:
-            for pattern, replacement in names:
-                name = re.sub(pattern, replacement, name)  # noqa: PLW2901
-            theirs.append(name)
-        renamed[ours] = replace(place, names=tuple(theirs))
-    objections = [] if say is None else say.objections
-    config = checkpoint.config
-    return Form(renamed, objections, training_notes(config), assumes=preprocessing_for(config))
+def _form(checkpoint: Checkpoint, config: Config, objections: list[str]) -> Form:
+    """Without its places. What a reader will assume follows from the size that it will find."""
+    if isinstance(config, BiTConfig):
+        size = (224, 224)
+    else:
+        size = native_size(config) if config.position == "learned-1d" else native_size(_at_14(config))
+    return Form(objections=objections, notes=unsaid(config), assumes=preset("google", size, config.channels))
+
+
+def _at_14(config: ViTConfig) -> ViTConfig:
+    """Without positions in the file, its grid is taken as 14 x 14."""
+    height, width = pair(config.patch_size)
+    stride = 1 if config.backbone is None else config.backbone.stride
+    return replace(config, image_size=(14 * height * stride, 14 * width * stride))
+
+
+def renamed(places: Places, names: tuple[tuple[str, str], ...]) -> Places:
+    def rename(name: str) -> str:
+        for pattern, replacement in names:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    return {ours: replace(place, names=tuple(map(rename, place.names))) for ours, place in places.items()}
 
 
 def _say(config: ViTConfig) -> Expression:
@@ -406,9 +419,9 @@ def _say(config: ViTConfig) -> Expression:
     say.only("mlp", "gelu", why="it has no SwiGLU")
     say.only("gelu", "tanh", why="its GELU is the tanh form")
     say.only("norm_eps", 1e-6, why="its norms have 1e-6")
-    say.only("qkv_bias", True, why="it has always one")
     say.only("qk_norm", False, why="it has none")
     say.only("layer_scale", None, why="it has none")
+    say.only("position_slots", "class", "patches", why="it has no registers")
     rows, cols = config.grid
     if config.position == "learned-1d" and rows != cols:
         say.object("image_size", "its files do not tell the grid, which is taken as a square")

@@ -14,12 +14,13 @@ from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, plain, preset
 from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, Labels, Rename, View, infer, places_for
 from vitreous.weights.dino import add_mask_token
-from vitreous.weights.express import Expression
+from vitreous.weights.express import Expression, fit_class_slot, unsaid
 from vitreous.weights.files import Tensors
 from vitreous.weights.places import Place
 
 NAME = "huggingface"
 PATCHES = "embeddings.patch_embeddings.projection.weight"
+TYPES = ("vit", "vit_msn", "vit_mae", "deit", "dinov2", "dinov2_with_registers")
 GELUS = {
     "gelu": "erf",
     "gelu_python": "erf",
@@ -77,8 +78,8 @@ def _style(tensors: Tensors) -> tuple[str, bool, str] | None:
     for name in tensors:
         if name.endswith(PATCHES):
             prefix = name.removesuffix(PATCHES)
-            for layers, norm in (("encoder.layer", "layernorm_before"), ("layers", "layernorm_before")):
-                if f"{prefix}{layers}.0.{norm}.weight" in tensors:
+            for layers in ("encoder.layer", "layers"):
+                if f"{prefix}{layers}.0.layernorm_before.weight" in tensors:
                     return prefix, False, layers
             if f"{prefix}encoder.layer.0.layer_scale1.lambda1" in tensors:
                 return prefix, True, "encoder.layer"
@@ -94,16 +95,8 @@ def read(tensors: Tensors, hints: Hints) -> Found:
     assert style is not None
     prefix, dinov2, layers = style
     first = f"{prefix}{layers}.0."
-    mlp = next(
-        kind
-        for kind, name in (
-            ("file", "intermediate.dense"),
-            ("swiglu", "mlp.weights_in"),
-            ("swiglu-memory", "mlp.gate_proj"),
-            ("memory", ""),
-        )
-        if f"{first}{name}.weight" in tensors or not name
-    )
+    kinds = {"intermediate.dense": "file", "mlp.weights_in": "swiglu", "mlp.gate_proj": "swiglu-memory"}
+    mlp = next((kind for name, kind in kinds.items() if f"{first}{name}.weight" in tensors), "memory")
     split = "file" if f"{first}attention.attention.query.weight" in tensors else "memory"
     view = View(tensors, renamer(prefix, dinov2, layers, split, mlp))
     settings = hints.settings if "model_type" in hints.settings or "hidden_size" in hints.settings else {}
@@ -113,7 +106,7 @@ def read(tensors: Tensors, hints: Hints) -> Found:
         notes.append(
             f"GELU, eps {known['norm_eps']}: Hugging Face's defaults; a file without its config.json does not tell"
         )
-    if "embeddings.register_tokens" in [name.removeprefix(prefix) for name in tensors]:
+    if f"{prefix}embeddings.register_tokens" in tensors:
         known["resample"] = "dinov2-registers"
     ignored = _ignored(tensors, prefix, dinov2, hints)
     hidden = [name for name in ("head.weight", "pre_logits.weight") if set(view.rename(name)) & ignored.keys()]
@@ -153,12 +146,15 @@ def _ignored(tensors: Tensors, prefix: str, dinov2: bool, hints: Hints) -> dict[
 
 
 def _known(settings: dict[str, Any], dinov2: bool) -> dict[str, Any]:
+    kind = settings.get("model_type")
+    if kind is not None and kind not in TYPES:
+        raise VitreousError(f"Hugging Face's {kind!r} is another architecture; read here are {', '.join(TYPES)}")
     act = settings.get("hidden_act", "gelu")
     if not isinstance(act, str) or act not in GELUS:
         raise VitreousError(f"config.json: hidden_act = {act!r}; a ViT of ours has GELU: {', '.join(GELUS)}")
     if settings.get("pooler_act", "tanh") != "tanh":
         raise VitreousError(f"config.json: pooler_act = {settings['pooler_act']!r}; ours is tanh")
-    known = {
+    return {
         "gelu": GELUS[act],
         "norm_eps": settings.get("layer_norm_eps", 1e-6 if dinov2 else 1e-12),
         "heads": settings.get("num_attention_heads"),
@@ -167,7 +163,6 @@ def _known(settings: dict[str, Any], dinov2: bool) -> dict[str, Any]:
         "attention_dropout": settings.get("attention_probs_dropout_prob", 0.0),
         "stochastic_depth": settings.get("drop_path_rate", 0.0),
     }
-    return known
 
 
 def _labels(settings: dict[str, Any], config: ViTConfig) -> Labels:
@@ -231,14 +226,8 @@ def _box(size: Any, name: str) -> int | list[int]:
 def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
     dinov2 = config.layer_scale is not None or config.registers > 0 or config.mlp == "swiglu"
     say = Expression(config)
-    say.only("backbone", None, why="its hybrids are another model")
-    say.only("pool", "token", why="it reads the class token")
-    say.only("final_norm", "before-pool", why="its last norm comes before the class token is read")
-    say.only("position", "learned-1d", why="its positions are learned")
-    say.only("position_at", "stem", why="it adds positions once")
-    say.only("position_slots", "class", why="positions are for the class token and the patches")
+    say.token_vit()
     say.resampling("dinov2-registers" if config.registers else "hf")
-    say.only("qk_norm", False, why="it has none")
     settings: dict[str, Any] = {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -253,9 +242,7 @@ def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
         "qkv_bias": config.qkv_bias,
     }
     settings |= _dinov2(say, config) if dinov2 else _vit(say, config)
-    notes = []
-    if config.stochastic_depth and not dinov2:
-        notes.append(f"not carried, for training only: stochastic_depth = {config.stochastic_depth}")
+    notes = unsaid(config, "dropout", "attention_dropout", "stochastic_depth" if dinov2 else "")
     if config.num_classes and checkpoint.labels is not None:
         settings["id2label"] = {str(i): label for i, label in enumerate(checkpoint.labels)}
         settings["label2id"] = {label: i for i, label in enumerate(checkpoint.labels)}
@@ -270,6 +257,7 @@ def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
     processor, lost = describe_preprocessing(checkpoint.preprocessing)
     form = Form(places, say.objections, notes + lost, carries_labels=True)
     form.documents = {"config.json": settings, "preprocessor_config.json": processor}
+    fit_class_slot(form, checkpoint, config, wanted=True)
     if dinov2:
         add_mask_token(form, checkpoint, "embeddings.mask_token")
     return form
@@ -291,6 +279,7 @@ def _vit(say: Expression, config: ViTConfig) -> dict[str, Any]:
 def _dinov2(say: Expression, config: ViTConfig) -> dict[str, Any]:
     say.only("num_classes", 0, why="its DINOv2 has a classifier of another kind")
     say.only("representation_size", None, why="its DINOv2 has no hidden layer under a head")
+    say.squares("image_size", "patch_size")
     if config.layer_scale is None:
         say.object("layer_scale", "its DINOv2, which has registers and SwiGLU, has always one")
     swiglu = config.mlp == "swiglu"

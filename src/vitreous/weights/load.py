@@ -19,10 +19,10 @@ from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.preprocessing import Preprocessing, preset
-from vitreous.weights import hub, native
+from vitreous.weights import detect, hub, native
 from vitreous.weights.checkpoint import Checkpoint, Config, Found, Hints, meta_model, parameter_shapes
-from vitreous.weights.detect import detect, looks_like
-from vitreous.weights.files import SUFFIXES, Sharded, Tensors, open_file, read_json
+from vitreous.weights.detect import looks_like
+from vitreous.weights.files import SUFFIXES, Sharded, Tensors, open_file, read_json, unwrapped
 from vitreous.weights.places import State
 from vitreous.weights.report import LoadReport
 from vitreous.weights.resize import resize
@@ -49,8 +49,6 @@ def load(
     `dtype=None` keeps the file's. What was found is in `model.report`. Labels and preprocessing come with the model;
     where a file does not tell its preprocessing, name it: google, augreg, deit, torchvision, dino; or give your own.
     """
-    if num_classes is not None and num_classes < 0:
-        raise VitreousError(f"num_classes = {num_classes}: expected 0 or more")
     with no_collection():
         checkpoint = read(
             source,
@@ -65,8 +63,17 @@ def load(
         model = meta_model(checkpoint.config)
         model.load_state_dict(checkpoint.state, assign=True)
     model.preprocessing, model.labels = checkpoint.preprocessing, checkpoint.labels
-    model.report = checkpoint.report
+    model.report, model.extras = checkpoint.report, checkpoint.extras
     return model.eval()
+
+
+def usable(device: torch.device | str) -> None:
+    """Nothing is read for a device that is not there."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise VitreousError(f"device = {str(device)!r} cannot be used here: {reason}") from error
 
 
 @contextmanager
@@ -94,12 +101,19 @@ def read(
 ) -> Checkpoint:
     """What `load` makes a model of."""
     name = os.fsdecode(source)
+    if num_classes is not None and (type(num_classes) is not int or num_classes < 0):
+        raise VitreousError(f"num_classes = {num_classes!r}: expected 0 or more")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise VitreousError(f"dtype = {dtype!r}: expected a floating-point type of torch, or None for the file's")
+    if not isinstance(preprocessing, Preprocessing | str | None):
+        raise VitreousError(f"preprocessing = {preprocessing!r}: expected a Preprocessing or the name of one")
+    usable(device)
     try:
         file = find(source)
         hints = Hints(
             file.settings, file.processor, heads, image_size=image_size, features_only=num_classes is not None
         )
-        found = detect(file.tensors, file.settings).read(file.tensors, hints)
+        found = detect.read(file.tensors, hints)
         if num_classes is not None:
             change_head(found, num_classes)
         report = account(name, file.tensors, found, strict)
@@ -108,6 +122,7 @@ def read(
         shown = found.preprocessing
         if image_size is not None and pair(image_size, "image_size") != pair(config.image_size):
             config, state = resize(config, state, image_size)
+        if image_size is not None:
             shown = shown.at(pair(image_size))
         if isinstance(preprocessing, str):
             shown = preset(preprocessing, pair(config.image_size), config.channels)
@@ -145,7 +160,8 @@ def find(source: str | os.PathLike[str]) -> Files:
         weights = _main_file(path) if path.is_dir() else path
     except OSError as error:
         raise VitreousError(f"cannot be read ({error.strerror or error})") from error
-    tensors = Sharded(weights) if weights.name.endswith(".index.json") else open_file(weights)
+    opened = Sharded(weights) if weights.name.endswith(".index.json") else open_file(weights)
+    tensors = unwrapped(opened)
     beside = [weights.parent / name for name in ("config.json", "preprocessor_config.json")]
     if "vitreous" in tensors.metadata or (not path.is_dir() and weights.name not in MAIN):
         return Files(tensors, {}, {})  # a file by itself: what lies near it may belong to another
@@ -192,7 +208,9 @@ def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadRe
     used = {name for place in found.places.values() for name in place.names if name in tensors}
     ignored = {name: rule for name, rule in found.ignored.items() if name in tensors and name not in used}
     unexpected = [name for name in tensors if name not in used and name not in ignored]
-    origin = {"source": Path(source).name, "dialect": found.dialect}
+    origin: dict[str, Any] = {"source": Path(source).name, "dialect": found.dialect}
+    if notes := [*tensors.notes, *found.notes]:  # a guess stays one in the next file
+        origin["notes"] = notes
     report = LoadReport(
         source=source,
         container=tensors.container,
@@ -202,7 +220,7 @@ def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadRe
         ignored=ignored | tensors.ignored,
         unexpected=tuple(unexpected),
         missing=tuple(missing),
-        notes=tuple(tensors.notes + found.notes),
+        notes=tuple(notes),
         origin=found.origin if found.dialect == native.NAME else origin,
     )
     if not (missing or unexpected):

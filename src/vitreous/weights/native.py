@@ -35,7 +35,9 @@ def read(tensors: Tensors, hints: Hints) -> Found:
         raise VitreousError(f"its description has {layers:,} layers, the file {len(tensors):,} tensors")
     if hints.heads is not None and isinstance(config, ViTConfig) and hints.heads != config.heads:
         raise VitreousError(f"heads = {hints.heads}, but the file says {config.heads}")
-    labels = card.get("labels")
+    labels, origin = card.get("labels"), card.get("origin") or {}
+    if not isinstance(origin, dict) or not isinstance(origin.get("notes", []), list):
+        raise VitreousError(f"its origin is {origin!r}, not an object with notes")
     if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
         raise VitreousError("its labels are not a list of names")
     return Found(
@@ -46,7 +48,8 @@ def read(tensors: Tensors, hints: Hints) -> Found:
         labels=check_labels(labels, config),
         extras={name: Place((name,)) for name in EXTRAS if name in tensors},
         ignored={name: "for pre-training only" for name in EXTRAS if name in tensors},
-        origin=card.get("origin") or {},
+        origin=origin,
+        notes=[str(note) for note in origin.get("notes", ())],
     )
 
 

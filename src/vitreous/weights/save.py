@@ -1,11 +1,12 @@
 """`vitreous.save` and `vitreous.convert`: a model to a file of any dialect."""
 
 import os
-import re
+import shutil
 import warnings
-from contextlib import ExitStack
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.models.checks import Size, pair
@@ -14,30 +15,29 @@ from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing, plain
 from vitreous.weights import dino, files, google, huggingface, load, native, timm, torchvision
 from vitreous.weights.checkpoint import Checkpoint, Form
+from vitreous.weights.names import Dialect
 from vitreous.weights.places import State
 from vitreous.weights.report import LoadReport, listed
 
-Dialect = Literal["google", "big-vision", "bit", "timm", "huggingface", "torchvision", "dino", "dinov2", "native"]
-WRITERS: dict[str, Any] = {
-    "google": google.write_vit,
-    "big-vision": google.write_big_vision,
-    "bit": google.write_bit,
-    "timm": timm.write,
-    "huggingface": huggingface.write,
-    "torchvision": torchvision.write,
-    "dino": dino.write,
-    "dinov2": dino.write2,
-    "native": native.write,
-}
-FOLDERS = ("timm", "huggingface")
-ENDINGS = {
-    "google": (".npz",),
-    "big-vision": (".npz",),
-    "bit": (".npz",),
-    "torchvision": (".pth", ".pt", ".safetensors"),
-    "dino": (".pth", ".pt", ".safetensors"),
-    "dinov2": (".pth", ".pt", ".safetensors"),
-    "native": (".safetensors",),
+
+@dataclass(frozen=True)
+class Writer:
+    write: Callable[..., Form]  # from a checkpoint and its config
+    endings: tuple[str, ...] = ()  # of its files; none: it is a folder
+    holds: type[ViTConfig] | type[BiTConfig] = ViTConfig
+
+
+PICKLED = (".pth", ".pt", ".safetensors")
+WRITERS: dict[Dialect, Writer] = {
+    "google": Writer(google.write_vit, (".npz",)),
+    "big-vision": Writer(google.write_big_vision, (".npz",)),
+    "bit": Writer(google.write_bit, (".npz",), BiTConfig),
+    "timm": Writer(timm.write),
+    "huggingface": Writer(huggingface.write),
+    "torchvision": Writer(torchvision.write, PICKLED),
+    "dino": Writer(dino.write, PICKLED),
+    "dinov2": Writer(dino.write2, PICKLED),
+    "native": Writer(native.write, (".safetensors",)),
 }
 
 
@@ -49,7 +49,7 @@ def save(
     preprocessing = model.preprocessing or plain(pair(config.image_size), config.channels)
     report = model.report or LoadReport("a model in memory", "memory", "native", config)
     state: State = {name: p.detach() for name, p in model.named_parameters()}
-    return write(Checkpoint(config, state, preprocessing, model.labels, report), path, to, force)
+    return write(Checkpoint(config, state, preprocessing, model.labels, report, model.extras or {}), path, to, force)
 
 
 def convert(
@@ -75,7 +75,7 @@ def convert(
     return write(checkpoint, target, to, force)
 
 
-def write(checkpoint: Checkpoint, target: str | os.PathLike[str], to: str, force: bool) -> tuple[str, ...]:
+def write(checkpoint: Checkpoint, target: str | os.PathLike[str], to: Dialect, force: bool) -> tuple[str, ...]:
     path = Path(target)
     check_target(path, to)
     form = _form(checkpoint, to)
@@ -88,32 +88,25 @@ def write(checkpoint: Checkpoint, target: str | os.PathLike[str], to: str, force
         )
     if objections:
         warnings.warn(
-            f"{path}: {to} cannot express all of this model; what is written computes something else:\n"
+            f"{path}: {to} cannot express all of this model; what is written computes something else, or is not read:\n"
             + "\n".join(f"  {objection}" for objection in objections),
             VitreousWarning,
             stacklevel=3,
         )
     metadata = native.metadata(checkpoint) if to == "native" else {"format": "pt"}
-    try:
-        if to in FOLDERS:
-            _write_folder(path, state, form.documents)
-        else:
-            files.write_tensors(path, state, metadata)
-    except FileNotFoundError as error:
-        raise VitreousError(f"{path} cannot be written ({error.strerror})") from error
-    return tuple(form.notes + _losses(checkpoint, form, to))
+    if WRITERS[to].endings:
+        files.write_tensors(path, state, metadata)
+    else:
+        _write_folder(path, state, form.documents)
+    return (*checkpoint.report.notes, *form.notes, *_losses(checkpoint, form, to))
 
 
-def _form(checkpoint: Checkpoint, to: str) -> Form:
-    config = checkpoint.config
-    if to == "native":
-        return native.write(checkpoint, config)
-    wanted = BiTConfig if to == "bit" else ViTConfig
-    if not isinstance(config, wanted):
+def _form(checkpoint: Checkpoint, to: Dialect) -> Form:
+    config, writer = checkpoint.config, WRITERS[to]
+    if to != "native" and not isinstance(config, writer.holds):
         kind, fits = ("a ViT", "google or big-vision") if to == "bit" else ("a BiT", "bit or native")
         raise VitreousError(f"{to} has no place for {kind}: write it as {fits}")
-    form: Form = WRITERS[to](checkpoint, config)
-    return form
+    return writer.write(checkpoint, config)
 
 
 def _arrange(checkpoint: Checkpoint, form: Form) -> tuple[State, list[str]]:
@@ -138,40 +131,48 @@ def _losses(checkpoint: Checkpoint, form: Form, to: str) -> list[str]:
 
 def check_target(path: Path, to: str) -> None:
     """What is wrong with a name is said before anything is read."""
-    if to not in get_args(Dialect):
-        raise VitreousError(f"no dialect is called {to!r}: there is {', '.join(get_args(Dialect))}")
-    if to not in FOLDERS and path.suffix not in ENDINGS[to]:
-        raise VitreousError(f"{path}: {to} is written as a file that ends in {' or '.join(ENDINGS[to])}")
+    if to not in WRITERS:
+        raise VitreousError(f"no dialect is called {to!r}: there is {', '.join(WRITERS)}")
+    endings = WRITERS[to].endings
+    if endings and path.suffix not in endings:
+        raise VitreousError(f"{path}: {to} is written as a file that ends in {' or '.join(endings)}")
     try:
         no_folder = path.suffix in files.SUFFIXES or (path.exists() and not path.is_dir())
         parent = path.absolute().parent
-        if not parent.is_dir():
-            raise VitreousError(f"{path}: there is no folder {parent}")
+        lost = not parent.is_dir()
     except (OSError, ValueError) as error:
-        if isinstance(error, VitreousError):
-            raise
         raise VitreousError(f"{str(path)[:80]!r} cannot be written ({getattr(error, 'strerror', error)})") from error
-    if to in FOLDERS and no_folder:
+    if lost:
+        raise VitreousError(f"{path}: there is no folder {parent}")
+    if not endings and no_folder:
         raise VitreousError(f"{path}: {to} is written as a folder (weights and config.json): give the name of one")
 
 
 def _write_folder(folder: Path, state: State, documents: dict[str, dict[str, Any]]) -> None:
+    """All files in a folder that then takes its place, whole."""
+    folder = Path(os.path.realpath(folder))
     mine = {"model.safetensors", "config.json", "preprocessor_config.json"}
-    made = not folder.exists()
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        folder.mkdir(exist_ok=True)
-        names_there = {file.name for file in folder.iterdir() if not re.fullmatch(r"\..*\.tmp", file.name)}
-        if others := sorted(names_there - mine):
+        there = {file.name for file in folder.iterdir()} if folder.exists() else set()
+        if others := sorted(there - mine):
             raise VitreousError(f"{folder} holds other things ({listed(others, 4)}): give an empty or a new folder")
-        with ExitStack() as stack:  # all are written before the first takes its place
-            names = {name: stack.enter_context(files.replacing(folder / name)) for name in documents}
-            weights = stack.enter_context(files.replacing(folder / "model.safetensors"))
-            for name, document in documents.items():
-                files.dump_json(names[name], document)
-            files.write_safetensors(weights, state, {"format": "pt"})
-    except BaseException as error:
-        if made and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-        if isinstance(error, OSError):
-            raise VitreousError(f"{folder} cannot be written ({error.strerror or error})") from error
-        raise
+        fresh.mkdir()
+        for name, document in documents.items():
+            with files.replacing(fresh / name) as temporary:
+                files.dump_json(temporary, document)
+        files.write_tensors(fresh / "model.safetensors", state)
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+            folder.rename(old)
+            fresh.rename(folder)
+            shutil.rmtree(old)
+        else:
+            fresh.rename(folder)
+    except OSError as error:
+        raise VitreousError(f"{folder} cannot be written ({error.strerror or error})") from error
+    except VitreousError as error:
+        kept = "; the folder that was there is untouched" if folder.exists() else ""
+        raise VitreousError(str(error).replace(str(fresh), str(folder)) + kept) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)

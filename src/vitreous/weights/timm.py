@@ -20,16 +20,16 @@ from vitreous.weights.checkpoint import (
     Hints,
     Labels,
     View,
-    fold_class_position,
     infer,
     places_for,
 )
-from vitreous.weights.express import Expression, training_notes
+from vitreous.weights.express import Expression, fit_class_slot, unsaid
 from vitreous.weights.files import Tensors
 
 NAME = "timm"
 # What its architectures do that their tensors do not show.
 TANH = r"vit_(so400m_patch16_siglip|giantopt_patch16_siglip|base_patch32_siglip|large_patch16_siglip_(gap_)?512)"
+SILU = r"vit_giant_patch14_\w*(dinov2|tipsv2)"
 HEADS = {r"vit_base_patch16_gap": 16, r"vit_giantopt": 16, r"test_vit[34]": 3, r"test_vit": 2}
 OTHERS = r"vit_\w+_rpn_"
 PREFIX = re.compile(r"(?:(?:module|_orig_mod|model|backbone|encoder|net|trunk)\.)*")
@@ -69,9 +69,13 @@ def read(tensors: Tensors, hints: Hints) -> Found:
     if told.pool in ("", "avg") or (told.pool is None and "fc_norm.weight" in view):
         known["pool"] = "none" if told.pool == "" else "gap"
     config = ViTConfig(
-        **infer(view, replace(hints, native_size=told.size), notes, ("all", "patches", "class"), **known)
+        **infer(view, replace(hints, native_size=told.size), notes, ("patches", "all", "class"), **known)
     )
+    if (told.activation == "silu") != (config.mlp == "swiglu") and told.settings:
+        raise VitreousError(f"config.json: an MLP with {told.activation}, which no ViT of ours has")
     if not told.settings:
+        if config.pool == "token":
+            notes.append("pool: the class token, timm's default; a file without its config.json does not tell")
         notes.append("GELU: taken as exact, timm's default; a file without its config.json does not tell")
         notes.append(
             "preprocessing: taken as timm's for its own ViTs; DeiT's, for one, is another (--preprocessing deit)"
@@ -81,7 +85,7 @@ def read(tensors: Tensors, hints: Hints) -> Found:
         dialect=NAME,
         config=config,
         places=view.places(config),
-        preprocessing=told.preprocessing(config),
+        preprocessing=told.preprocessing(config, notes),
         labels=told.labels(config),
         ignored={name: "the decoder of a masked autoencoder" for name in tensors if decoder.match(name)},
         notes=notes,
@@ -97,6 +101,12 @@ class Told:
         self.arguments = _object(settings, "model_args")
         self.defaults = _object(settings, "pretrained_cfg") or settings  # old ones had it all on one level
         self.pool = self.arguments.get("global_pool", settings.get("global_pool"))
+        if self.pool not in (None, *POOLS.values()):
+            raise VitreousError(
+                f"config.json: global_pool = {self.pool!r}: ours are {', '.join(map(repr, POOLS.values()))}"
+            )
+        usual = "gelu_tanh" if re.match(TANH, self.architecture) else "gelu"
+        self.activation = self.arguments.get("act_layer", "silu" if re.match(SILU, self.architecture) else usual)
         self.size: Size | None = None
         if "img_size" in self.arguments:
             self.size = pair(self.arguments["img_size"], "config.json: img_size")
@@ -106,7 +116,7 @@ class Told:
             raise VitreousError(f"timm's {self.architecture} has the names of a ViT, but another order of its parts")
 
     def fields(self) -> dict[str, Any]:
-        gelu = self.arguments.get("act_layer", "gelu_tanh" if re.match(TANH, self.architecture) else "gelu")
+        gelu = self.activation
         if gelu not in ("gelu", "gelu_tanh", "silu"):
             raise VitreousError(
                 f"config.json: act_layer = {gelu!r}: a ViT of ours has GELU, exact or by tanh, or SwiGLU"
@@ -120,7 +130,7 @@ class Told:
             fields |= {"position": "none", "image_size": self.size or 224}
         return fields
 
-    def preprocessing(self, config: ViTConfig) -> Preprocessing:
+    def preprocessing(self, config: ViTConfig, notes: list[str]) -> Preprocessing:
         """timm's evaluation transform: the short side to floor(size / crop_pct), then the centre."""
         size = pair(config.image_size)
         crop = self.defaults.get("crop_pct", 1.0 if not self.settings and min(size) >= 384 else 0.9)
@@ -128,6 +138,8 @@ class Told:
             raise VitreousError(f"config.json: crop_pct = {crop!r}: expected a fraction, such as 0.9")
         resized = [math.floor(side / crop) for side in size]
         squash = self.defaults.get("crop_mode") == "squash"
+        if size[0] != size[1] and not squash:
+            notes.append("preprocessing: for sizes that are no squares timm resizes a little differently")
         interpolation = self.defaults.get("interpolation", "bicubic")
         plain = [0.5] * config.channels
         return Preprocessing.from_json(
@@ -161,15 +173,12 @@ def _object(settings: dict[str, Any], key: str) -> dict[str, Any]:
 def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
     say = Expression(config)
     swiglu, learned = config.mlp == "swiglu", config.position == "learned-1d"
-    folded = learned and config.slots not in (0, config.prefix)
     say.only("backbone", None, why="its hybrids are other classes")
     say.only("position", "learned-1d", "none", why="it has learned positions or none")
     say.only("position_at", "stem", why="it adds positions once")
     say.resampling("timm")
     say.only("norm_eps", 1e-6, why="its config cannot give another than 1e-6")
     say.only("representation_size", None, why="it has no hidden layer under the head")
-    if folded:
-        say.object("position_slots", "with registers, either all tokens have positions or the patches alone")
     if swiglu and (config.pool == "map" or config.layer_scale is None):
         say.object("mlp", "it has SwiGLU only together with LayerScale, and not under a MAP head")
     arguments = {
@@ -203,7 +212,8 @@ def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
             "input_size": [config.channels, *pair(config.image_size)],
             "fixed_input_size": True,
             "num_classes": config.num_classes,
-            "first_conv": "patch_embed.proj",
+            # timm would turn a first convolution of 3 channels into one of others, and draws what it cannot
+            "first_conv": "patch_embed.proj" if config.channels == 3 else None,
             "classifier": "head",
             **processing,
         },
@@ -211,9 +221,9 @@ def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
     if checkpoint.labels is not None:
         settings["label_names"] = list(checkpoint.labels)
     places = places_for(config, lambda ours: (ours,), known=r"(?!pre_logits)")
-    form = Form(places, say.objections, notes + training_notes(config), {"config.json": settings}, carries_labels=True)
-    if folded:  # the class token's own position goes into the token
-        form.state = fold_class_position(checkpoint, config)
+    form = Form(places, say.objections, notes + unsaid(config), {"config.json": settings}, carries_labels=True)
+    if config.registers:  # with them, either all tokens have positions or the patches alone
+        fit_class_slot(form, checkpoint, config, wanted=False)
     return form
 
 
@@ -233,6 +243,8 @@ def describe_preprocessing(p: Preprocessing) -> tuple[dict[str, Any], list[str]]
     if p.resize is not None and not isinstance(p.resize, int) and resized != tuple(math.floor(n / crop) for n in size):
         lost.append(f"resizing to {resized[0]} x {resized[1]}")
     squash = p.resize is None or not isinstance(p.resize, int)
+    if size[0] != size[1] and not squash:
+        lost.append("a short side before a crop that is no square: timm fits the longer one too")
     described = {
         "interpolation": p.interpolation,
         "crop_pct": crop,

@@ -4,11 +4,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from vitreous.models.checks import pair
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, preset
-from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, View, infer, places_for
-from vitreous.weights.express import Expression, training_notes
+from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, View, infer, native_size, places_for
+from vitreous.weights.express import Expression, fit_biases, fit_class_slot, unsaid
 from vitreous.weights.files import Tensors
 
 NAME = "torchvision"
@@ -50,38 +49,34 @@ def read(tensors: Tensors, hints: Hints) -> Found:
     view = View(tensors, theirs)
     fields = infer(view, hints, notes, ("class",), gelu="erf", resample="torchvision")
     config = ViTConfig(**fields)
+    notes.append("preprocessing: that of torchvision's own weights of this size; a file does not tell")
     return Found(NAME, config, view.places(config), preprocessing_for(config), notes=notes)
 
 
 def preprocessing_for(config: ViTConfig) -> Preprocessing:
-    """Its weights' own: the short side to 256 (242 for L/16 at 224), a centre crop of 224."""
-    usual = preset("torchvision", pair(config.image_size), config.channels)
-    is_l16 = (config.width, config.patch_size, config.image_size) == (1024, (16, 16), (224, 224))
+    """Its weights' own: a short side of 256 (242 for L/16), the centre of 224; larger ones are SWAG's, uncropped."""
+    size = native_size(config)
+    usual = preset("torchvision", size, config.channels)
+    if min(size) > 224:
+        return replace(usual, resize=min(size), interpolation="bicubic")
+    is_l16 = (config.width, config.patch_size, size) == (1024, (16, 16), (224, 224))
     return replace(usual, resize=242) if is_l16 else usual
 
 
 def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
     say = Expression(config)
-    say.only("backbone", None, why="it has no hybrids")
-    say.only("pool", "token", why="it reads the class token")
+    say.token_vit()
     say.only("registers", 0, why="it has none")
-    say.only("final_norm", "before-pool", why="its last norm comes before the class token is read")
-    say.only("position", "learned-1d", why="its positions are learned")
-    say.only("position_at", "stem", why="it adds positions once")
-    say.only("position_slots", "class", why="its class token has a position")
     say.resampling("torchvision")
     say.only("mlp", "gelu", why="it has no SwiGLU")
     say.only("gelu", "erf", why="its GELU is the exact one")
     say.only("norm_eps", 1e-6, why="its norms have 1e-6")
-    say.only("qkv_bias", True, why="it has always one")
-    say.only("qk_norm", False, why="it has none")
     say.only("layer_scale", None, why="it has none")
     say.only("channels", 3, why="it takes colour images")
+    say.squares("image_size", "patch_size")
     if not config.num_classes:
         say.object("num_classes", "it always has a head")
-    for field in ("image_size", "patch_size"):
-        height, width = pair(getattr(config, field))
-        if height != width:
-            say.object(field, "it takes squares alone")
-    places = places_for(config, rename, KNOWN)
-    return Form(places, say.objections, training_notes(config), assumes=preprocessing_for(config))
+    form = Form(objections=say.objections, notes=unsaid(config), assumes=preprocessing_for(config))
+    fit_class_slot(form, checkpoint, config, wanted=True)
+    form.places = places_for(fit_biases(form, checkpoint, config), rename, KNOWN)
+    return form

@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("weights", type=Path)
     parser.add_argument("images", type=Path)
     parser.add_argument("--preprocessing", default=None)
+    parser.add_argument("--dialects", nargs="*", default=list(TARGETS), choices=TARGETS)
     parser.add_argument("--logits", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS / "dialects-cpu.json")
     options = parser.parse_args()
@@ -80,8 +81,8 @@ def main() -> None:
         assert error <= 1e-5, error
         rows[0]["reference_error"] = float(f"{error:.2g}")
     with tempfile.TemporaryDirectory() as folder:
-        for dialect, name in TARGETS.items():
-            path = Path(folder) / name
+        for dialect in options.dialects:
+            path = Path(folder) / TARGETS[dialect]
             try:
                 vitreous.convert(options.weights, path, dialect, preprocessing=model.preprocessing)
                 changed = []
@@ -100,6 +101,7 @@ def main() -> None:
     result = {"images": len(classes), "weights": options.weights.name, "rows": rows}
     command = f"python benchmarks/dialects.py {options.weights.name} {options.images.name}"
     command += f" --preprocessing {options.preprocessing}" if options.preprocessing else ""
+    command += "" if options.dialects == list(TARGETS) else " ".join([" --dialects", *options.dialects])
     write(options.out, environment() | {"command": command} | result)
 
 

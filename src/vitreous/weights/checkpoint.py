@@ -84,7 +84,11 @@ def native_size(config: ViTConfig) -> tuple[int, int]:
 
 
 def meta_model(config: Config) -> VisionTransformer | BiT:
-    """The model of a config without its memory."""
+    """The model of a config without its memory: the one that its shapes were read from, if nobody has taken it."""
+    return SPARE.pop(config, None) or _build(config)
+
+
+def _build(config: Config) -> VisionTransformer | BiT:
     try:
         with torch.device("meta"):
             return build(config)
@@ -92,9 +96,15 @@ def meta_model(config: Config) -> VisionTransformer | BiT:
         raise VitreousError(f"no model can be as large as its config says ({error})") from error
 
 
+SPARE: dict[Config, VisionTransformer | BiT] = {}
+
+
 @lru_cache(maxsize=8)
 def parameter_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in meta_model(config).named_parameters()}
+    model = _build(config)
+    SPARE.clear()
+    SPARE[config] = model
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
 # ---------------------------------------------------------------- reading a ViT from tensors that go by other names

@@ -119,24 +119,27 @@ def read(
         report = account(name, file.tensors, found, strict)
         state = gather(file.tensors, found, report, torch.device(device), dtype)
         config = found.config
-        shown = found.preprocessing
         if image_size is not None and pair(image_size, "image_size") != pair(config.image_size):
             config, state = resize(config, state, image_size)
-        if image_size is not None:
-            shown = shown.at(pair(image_size))
-        if isinstance(preprocessing, str):
-            shown = preset(preprocessing, pair(config.image_size), config.channels)
-        elif preprocessing is not None:
-            shown = preprocessing
-        if preprocessing is not None:  # then what was made of the file is of no interest
-            report.notes = tuple(note for note in report.notes if not note.startswith("preprocessing:"))
-        if len(shown.mean) != config.channels:
-            shown = shown.for_channels(config.channels)
-            report.notes = (*report.notes, f"mean and std were not for {config.channels} channels: averaged")
+        shown = settle_preprocessing(found, config, preprocessing, resized=image_size is not None, report=report)
         extras = {ours: place.read(file.tensors) for ours, place in found.extras.items()}
     except VitreousError as error:
         raise VitreousError(f"{name}: {error}") from error
     return Checkpoint(config, state, shown, found.labels, replace(report, config=config), extras)
+
+
+def settle_preprocessing(
+    found: Found, config: Config, given: Preprocessing | str | None, *, resized: bool, report: LoadReport
+) -> Preprocessing:
+    """What was given, or what the file tells, for the size and channels of the model."""
+    shown = found.preprocessing.at(pair(config.image_size)) if resized else found.preprocessing
+    if given is not None:  # then what was made of the file is of no interest
+        shown = preset(given, pair(config.image_size), config.channels) if isinstance(given, str) else given
+        report.drop_notes("preprocessing:")
+    if len(shown.mean) != config.channels:
+        shown = shown.for_channels(config.channels)
+        report.add_note(f"mean and std were not for {config.channels} channels: averaged")
+    return shown
 
 
 # ---------------------------------------------------------------- finding the files
@@ -208,9 +211,7 @@ def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadRe
     used = {name for place in found.places.values() for name in place.names if name in tensors}
     ignored = {name: rule for name, rule in found.ignored.items() if name in tensors and name not in used}
     unexpected = [name for name in tensors if name not in used and name not in ignored]
-    origin: dict[str, Any] = {"source": Path(source).name, "dialect": found.dialect}
-    if notes := [*tensors.notes, *found.notes]:  # a guess stays one in the next file
-        origin["notes"] = notes
+    origin = {"source": Path(source).name, "dialect": found.dialect}
     report = LoadReport(
         source=source,
         container=tensors.container,
@@ -220,7 +221,7 @@ def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadRe
         ignored=ignored | tensors.ignored,
         unexpected=tuple(unexpected),
         missing=tuple(missing),
-        notes=tuple(notes),
+        notes=(*tensors.notes, *found.notes),
         origin=found.origin if found.dialect == native.NAME else origin,
     )
     if not (missing or unexpected):
@@ -262,7 +263,7 @@ def gather(
             check_finite(tensor, " + ".join(place.names))
             if ours == "head.weight" and not tensor.any():
                 headless = "the head is all zeros: its logits mean nothing until it is trained"
-                report.notes = (*report.notes, headless)
+                report.add_note(headless)
                 warnings.warn(f"{report.source}: {headless}", VitreousWarning, stacklevel=4)
         state[ours] = tensor.to(device, dtype)
         if ours in found.places and ours not in drawn and found.places[ours].layer is None:

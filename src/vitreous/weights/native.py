@@ -35,9 +35,9 @@ def read(tensors: Tensors, hints: Hints) -> Found:
         raise VitreousError(f"its description has {layers:,} layers, the file {len(tensors):,} tensors")
     if hints.heads is not None and isinstance(config, ViTConfig) and hints.heads != config.heads:
         raise VitreousError(f"heads = {hints.heads}, but the file says {config.heads}")
-    labels, origin = card.get("labels"), card.get("origin") or {}
-    if not isinstance(origin, dict) or not isinstance(origin.get("notes", []), list):
-        raise VitreousError(f"its origin is {origin!r}, not an object with notes")
+    labels, origin, guesses = card.get("labels"), card.get("origin") or {}, card.get("guesses") or []
+    if not isinstance(origin, dict) or not isinstance(guesses, list):
+        raise VitreousError("its origin is not an object, or its guesses are not a list")
     if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
         raise VitreousError("its labels are not a list of names")
     return Found(
@@ -49,7 +49,7 @@ def read(tensors: Tensors, hints: Hints) -> Found:
         extras={name: Place((name,)) for name in EXTRAS if name in tensors},
         ignored={name: "for pre-training only" for name in EXTRAS if name in tensors},
         origin=origin,
-        notes=[str(note) for note in origin.get("notes", ())],
+        notes=[str(guess) for guess in guesses],
     )
 
 
@@ -66,6 +66,7 @@ def metadata(checkpoint: Checkpoint) -> dict[str, str]:
         "preprocessing": checkpoint.preprocessing.to_json(),
         "labels": checkpoint.labels,
         "origin": checkpoint.report.origin,
+        "guesses": checkpoint.report.guesses,
     }
     return {"format": "pt", "vitreous": json.dumps(card)}
 

@@ -23,6 +23,17 @@ class LoadReport:
     notes: tuple[str, ...] = ()  # guesses, and what else one should know
     origin: Mapping[str, Any] = field(default_factory=dict)  # where the weights came from before they were ours
 
+    @property
+    def guesses(self) -> list[str]:
+        """The notes that are still true of the model when it has been trained or written: what it is made of."""
+        return [note for note in self.notes if note.startswith(("heads:", "GELU", "pool:", "preprocessing:"))]
+
+    def add_note(self, note: str) -> None:
+        self.notes = (*self.notes, note)
+
+    def drop_notes(self, start: str) -> None:
+        self.notes = tuple(note for note in self.notes if not note.startswith(start))
+
     def __str__(self) -> str:
         lines = [f"{self.source}: {self.dialect} ({self.container}), {len(self.used)} tensors used"]
         rules: dict[str, list[str]] = {}

@@ -267,7 +267,7 @@ PEERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def hf_outputs(peer: nn.Module) -> Callable[[Tensor], Tensor]:
-    vit = peer.config.model_type == "vit"
+    vit = peer.config.model_type in ("vit", "vit_msn")
 
     def outputs(x: Tensor) -> Tensor:
         native = x.shape[-2:] == (32, 32)
@@ -297,6 +297,18 @@ def test_huggingface_in_and_out(kind: str, layout: str, tmp_path: Path) -> None:
     options = {"add_pooling_layer": False} if kind == "no-pooler" else {}
     back, info = type(peer).from_pretrained(tmp_path / "out", output_loading_info=True, **options)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    compare(ours, hf_outputs(back.eval()), SIZES)
+
+
+def test_huggingface_msn(tmp_path: Path) -> None:
+    """A ViT in all but its name. With a classifier, transformers 5 writes its layers without the prefix of the rest."""
+    config = transformers.ViTMSNConfig(**HF, intermediate_size=96, num_labels=7)
+    peer = draw(transformers.ViTMSNForImageClassification(config))
+    peer.save_pretrained(tmp_path / "in")
+    ours = vitreous.load(tmp_path / "in")
+    compare(ours, hf_outputs(peer), SIZES)
+    vitreous.convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    back = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "out")
     compare(ours, hf_outputs(back.eval()), SIZES)
 
 
@@ -429,3 +441,44 @@ def test_dinov2_in_and_out(kind: str, chunked: bool, tmp_path: Path) -> None:
     vitreous.convert(tmp_path / "in.pth", tmp_path / "native.safetensors", "native", heads=4)
     vitreous.convert(tmp_path / "native.safetensors", tmp_path / "again.pth", "dinov2")
     identical(state, torch.load(tmp_path / "again.pth", weights_only=True))
+
+
+# ---------------------------------------------------------------- what the peers do not show
+
+
+def test_huggingface_shows_no_attention_where_it_is_fused_and_we_do(tmp_path: Path) -> None:
+    """transformers 5 answers `output_attentions=True` with nothing under fused attention; the slow one is the truth."""
+    fused = draw(transformers.ViTModel(hf_vit(), add_pooling_layer=False))
+    fused.save_pretrained(tmp_path)
+    x = images(2, 3, 32, 32)
+    with torch.no_grad():
+        assert not fused(x, output_attentions=True).attentions
+        slow = transformers.ViTModel.from_pretrained(tmp_path, add_pooling_layer=False, attn_implementation="eager")
+        theirs = slow.eval()(x, output_attentions=True).attentions
+        ours = vitreous.load(tmp_path).attention(x, [0, 1])
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert relative_error(mine, reference) <= TOLERANCE
+
+
+def test_timm_shows_no_attention_where_it_is_fused_and_we_do(tmp_path: Path) -> None:
+    peer = draw(timm.create_model("vit_base_patch16_224", **SMALL))
+    x = images(2, 3, 32, 32)
+    assert peer.blocks[0].attn.fused_attn
+    with torch.no_grad(), pytest.raises((RuntimeError, KeyError, AssertionError, StopIteration)):
+        timm.utils.AttentionExtract(peer)(x)["blocks.0.attn.softmax"]
+    for block in peer.blocks:
+        block.attn.fused_attn = False
+    with torch.no_grad():
+        theirs = timm.utils.AttentionExtract(peer)(x)
+        ours = vitreous.load(timm_folder(tmp_path / "in", peer, SMALL)).attention(x, [0, 1])
+    for mine, reference in zip(ours, theirs.values(), strict=True):
+        assert relative_error(mine, reference) <= TOLERANCE
+
+
+def test_dinov2_may_be_laid_out_for_a_rectangle(tmp_path: Path) -> None:
+    """DINOv2's own code fails an assertion there. Hugging Face's resamples the square on the fly, by our policy."""
+    peer = draw(PEERS["registers"]())
+    peer.save_pretrained(tmp_path)
+    ours = vitreous.load(tmp_path, image_size=(24, 56))
+    assert ours.config.grid == (3, 7)
+    compare(ours, lambda x: peer(x).last_hidden_state[:, 0], [(24, 56)])

@@ -64,11 +64,13 @@ def renamer(prefix: str, dinov2: bool, layers: str, split: str, mlp: str) -> Ren
             return (ours.replace("head.", "classifier."),)
         for pattern, theirs in COMMON + (DINO if dinov2 else VIT):
             ours = re.sub(pattern, theirs, ours)
-        ours = re.sub(r"^blocks\.", f"{layers}.", ours)
+        if not ours.startswith("blocks."):
+            return (prefix + ours,)
+        ours = ours.replace("blocks", layers, 1)
         for mine, names in parts.items():
             if f".{mine}." in ours:
-                return tuple(prefix + ours.replace(mine, name) for name in names)
-        return (prefix + ours,)
+                return tuple(ours.replace(mine, name) for name in names)
+        return (ours,)
 
     return rename
 
@@ -78,11 +80,12 @@ def _style(tensors: Tensors) -> tuple[str, bool, str] | None:
     for name in tensors:
         if name.endswith(PATCHES):
             prefix = name.removesuffix(PATCHES)
-            for layers in ("encoder.layer", "layers"):
-                if f"{prefix}{layers}.0.layernorm_before.weight" in tensors:
+            # The last is MSN's with a classifier, whose layers transformers 5 writes without the prefix.
+            for layers in (f"{prefix}encoder.layer", f"{prefix}layers", "encoder.layer"):
+                if f"{layers}.0.layernorm_before.weight" in tensors:
                     return prefix, False, layers
             if f"{prefix}encoder.layer.0.layer_scale1.lambda1" in tensors:
-                return prefix, True, "encoder.layer"
+                return prefix, True, f"{prefix}encoder.layer"
     return None
 
 
@@ -94,7 +97,7 @@ def read(tensors: Tensors, hints: Hints) -> Found:
     style = _style(tensors)
     assert style is not None
     prefix, dinov2, layers = style
-    first = f"{prefix}{layers}.0."
+    first = f"{layers}.0."
     kinds = {"intermediate.dense": "file", "mlp.weights_in": "swiglu", "mlp.gate_proj": "swiglu-memory"}
     mlp = next((kind for name, kind in kinds.items() if f"{first}{name}.weight" in tensors), "memory")
     split = "file" if f"{first}attention.attention.query.weight" in tensors else "memory"
@@ -253,7 +256,7 @@ def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
     prefix = "vit." if config.num_classes and not dinov2 else ""
     known = r"(blocks\.\d+\.(norm|attn\.(qkv|proj)\.|mlp\.|ls)|patch_embed|cls_token|reg_token|pos_embed$|(fc_)?norm"
     known += ")" if dinov2 else "|head)" if config.num_classes else "|pre_logits)"
-    places = places_for(config, renamer(prefix, dinov2, "encoder.layer", "file", mlp), known)
+    places = places_for(config, renamer(prefix, dinov2, f"{prefix}encoder.layer", "file", mlp), known)
     processor, lost = describe_preprocessing(checkpoint.preprocessing)
     form = Form(places, say.objections, notes + lost, carries_labels=True)
     form.documents = {"config.json": settings, "preprocessor_config.json": processor}

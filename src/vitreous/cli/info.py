@@ -9,19 +9,8 @@ import tyro
 from vitreous.cli.parts import Number, Preset, Size, show_facts
 
 # Of the config, what is told even where it is the usual.
-ALWAYS = {
-    "image_size",
-    "patch_size",
-    "width",
-    "depth",
-    "heads",
-    "mlp_dim",
-    "pool",
-    "num_classes",
-    "position",
-    "resample",
-}
-ALWAYS |= {"gelu", "norm_eps", "blocks", "width_factor", "activation"}
+VIT = ("width", "depth", "heads", "mlp_dim", "pool", "position", "resample", "gelu", "norm_eps")
+ALWAYS = ("image_size", "patch_size", "num_classes", *VIT, "blocks", "width_factor", "activation")
 
 
 def info(

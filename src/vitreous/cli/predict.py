@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitreous.cli.parts import Preset
+from vitreous.cli.parts import Number, Preset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ def predict(
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32,
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto",
-    heads: Annotated[int | None, tyro.conf.arg(metavar="N")] = None,
+    heads: Number = None,
     preprocessing: Preset = None,
 ) -> None:
     """Say what is in images: the most probable classes of each.

@@ -114,6 +114,8 @@ def read(
             file.settings, file.processor, heads, image_size=image_size, features_only=num_classes is not None
         )
         found = detect.read(file.tensors, hints)
+        if heads is not None and not isinstance(found.config, ViTConfig):
+            raise VitreousError(f"heads = {heads}: this is a BiT, which has none")
         if num_classes is not None:
             change_head(found, num_classes)
         report = account(name, file.tensors, found, strict)

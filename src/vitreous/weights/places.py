@@ -58,13 +58,11 @@ class Place:
         return join(parts)
 
     def write(self, tensor: Tensor) -> State:
-        parts = tensor.chunk(len(self.names)) if len(self.names) > 1 else (tensor,)
-        return {
-            name: self.layout.write(part).contiguous().clone()
-            if len(parts) > 1
-            else self.layout.write(part).contiguous()
-            for name, part in zip(self.names, parts, strict=True)
-        }
+        if len(self.names) == 1:
+            return {self.names[0]: self.layout.write(tensor).contiguous()}
+        # Copies: a pickle would hold the whole behind each part.
+        parts = zip(self.names, tensor.chunk(len(self.names)), strict=True)
+        return {name: self.layout.write(part).contiguous().clone() for name, part in parts}
 
 
 def join(parts: list[Tensor]) -> Tensor:

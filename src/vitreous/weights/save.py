@@ -47,6 +47,7 @@ def save(
     """Write a model with everything that travels with it. In another dialect, as `convert` does."""
     config = model.config
     preprocessing = model.preprocessing or plain(pair(config.image_size), config.channels)
+    native.check_labels(model.labels, config)
     report = model.report or LoadReport("a model in memory", "memory", "native", config)
     state: State = {name: p.detach() for name, p in model.named_parameters()}
     return write(Checkpoint(config, state, preprocessing, model.labels, report, model.extras or {}), path, to, force)
@@ -152,7 +153,7 @@ def _write_folder(folder: Path, state: State, documents: dict[str, dict[str, Any
     """All files in a folder that then takes its place, whole."""
     folder = Path(os.path.realpath(folder))
     mine = {"model.safetensors", "config.json", "preprocessor_config.json"}
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    fresh, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     try:
         there = {file.name for file in folder.iterdir()} if folder.exists() else set()
         if others := sorted(there - mine):
@@ -163,13 +164,12 @@ def _write_folder(folder: Path, state: State, documents: dict[str, dict[str, Any
                 files.dump_json(temporary, document)
         files.write_tensors(fresh / "model.safetensors", state)
         if folder.exists():
-            old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
             folder.rename(old)
-            fresh.rename(folder)
-            shutil.rmtree(old)
-        else:
-            fresh.rename(folder)
+        fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
         raise VitreousError(f"{folder} cannot be written ({error.strerror or error})") from error
     except VitreousError as error:
         kept = "; the folder that was there is untouched" if folder.exists() else ""

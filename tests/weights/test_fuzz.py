@@ -101,9 +101,10 @@ def load(files: Folder) -> str | None:
         warnings.simplefilter("ignore", VitreousWarning)
         first, *others = files
         source = folder if others else folder / first
-        needs_heads = first in ("x.safetensors", "x.pth", "model.safetensors.index.json")
+        bare = first in ("x.safetensors", "x.pth", "model.safetensors.index.json")
+        tells_heads = not bare or b'"vitreous"' in files[first]
         try:
-            vitreous.load(source, heads=3 if needs_heads else None)
+            vitreous.load(source, heads=None if tells_heads else 3)
         except VitreousError as error:
             return str(error).replace(str(source), "FILE")
     return None

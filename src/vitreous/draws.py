@@ -31,6 +31,11 @@ def elements(keys: Tensor, purpose: str, numbers: Tensor) -> Tensor:
     return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)
 
 
+def streams(keys: Tensor, count: int) -> Tensor:
+    """`count` keys, (B, count), from each key: one for each place that draws by itself."""
+    return _mixed(keys[:, None] ^ _mixed(torch.arange(1, count + 1, device=keys.device) * GOLDEN))
+
+
 def _mixed(x: Tensor) -> Tensor:
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * FIRST  # shifts of signed numbers drag the sign along: masked away
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * SECOND

@@ -178,13 +178,13 @@ def test_activation_checkpointing_keeps_less() -> None:
 
 def test_stochastic_depth_drops_whole_branches_on_a_ramp() -> None:
     model = tiny_vit(depth=5, stochastic_depth=0.4).train()
-    assert [block.drop.depth for block in model.blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
-    drop = model.blocks[-1].drop
+    assert [block.drop1.depth for block in model.blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    drop = model.blocks[-1].drop1
     out = drop(torch.ones(4000, 3, 2))
     assert out.unique().tolist() == pytest.approx([0, 1 / 0.6])
     assert (out.flatten(1).std(1) == 0).all()  # a branch goes as a whole
     assert out.mean().item() == pytest.approx(1, abs=0.05)
-    assert torch.equal(model.eval().blocks[-1].drop(out), out)
+    assert torch.equal(model.eval().blocks[-1].drop1(out), out)
 
 
 def test_dropout_is_off_when_evaluating() -> None:

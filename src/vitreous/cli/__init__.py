@@ -18,16 +18,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from vitreous.cli.info import info
     from vitreous.cli.models import models
     from vitreous.cli.predict import predict
+    from vitreous.cli.train import train_command
 
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments in (["--version"], ["-V"]):
         print(f"vitreous {__version__}")
         return
-    app = tyro.extras.SubcommandApp()
-    for command in (predict, info, convert, models):
-        app.command(command)
     warnings.showwarning = _show  # type: ignore[assignment]
     try:
+        app = tyro.extras.SubcommandApp()
+        for command in (train_command(arguments), predict, info, convert, models):
+            app.command(command)
         app.cli(
             prog="vitreous",
             description="Vision Transformers you can see through.",
@@ -37,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except VitreousError as error:
         sys.exit(_fail(str(error), 2))
-    except KeyboardInterrupt:
-        sys.exit(_fail("stopped", 130))
+    except KeyboardInterrupt as stop:  # a run that was stopped says how to go on
+        sys.exit(_fail(str(stop) or "stopped", getattr(stop, "code", 130)))
     except BrokenPipeError:  # `vitreous models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from glob import escape, glob, has_magic
@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from vitreous.errors import VitreousError
 
@@ -47,27 +48,44 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+SIDEWAYS = [UPRIGHT[orientation] for orientation in (5, 6, 7, 8)]  # turns that swap height and width
 
 
-def decode(file: str | Path | bytes | BinaryIO) -> Image.Image:
+def decode(file: str | Path | bytes | BinaryIO, at_least: tuple[int, int] | None = None) -> Image.Image:
     """The image in a file, in its bytes or in an open stream: "L" if it is grey, otherwise "RGB".
 
     It is turned upright by its EXIF orientation; what is transparent becomes white; of an animation it is the first
     frame. 16-bit grey is scaled to 8 bits. Grey in floating point, or in more than 16 bits, has no white of its own:
     if it lies in 0..1 (floats) or 0..65535 (integers) that is the range, otherwise it is stretched from its least to
     its greatest value.
+
+    `at_least`: (height, width) that is enough. A JPEG is then decoded at a half, a quarter or an eighth of its size,
+    the smallest that is not below it once the image is upright, which is faster. Other kinds come whole.
     """
     name = f"{file}: " if isinstance(file, str | Path) else ""
     try:
         with _opened(file) as stream, _quiet(), Image.open(stream, formats=_formats()) as stored:
+            if at_least is not None:
+                _shrink(stored, at_least if _turn(stored) in SIDEWAYS else at_least[::-1])
             stored.load()
-            image = _eight_bit(_turned(stored))
+            turn = _turn(stored)  # now: a TIFF turns itself while it loads, a PNG may tell only at its end
+            image = _eight_bit(stored if turn is None else stored.transpose(turn))
     except VitreousError as error:
         raise VitreousError(f"{name}{error}") from None
     except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
-        raise VitreousError(f"{name}{_reason(error)}") from error
+        raise VitreousError(f"{name}{reason(error)}") from error
     image.info = {}  # no orientation is left to be applied a second time
     return image
+
+
+def upright_size(data: bytes) -> tuple[int, int]:
+    """(height, width) of the image in these bytes, from its header alone."""
+    try:
+        with _quiet(), Image.open(io.BytesIO(data), formats=_formats()) as stored:
+            width, height = stored.size
+            return (width, height) if _turn(stored) in SIDEWAYS else (height, width)
+    except Exception as error:  # as above
+        raise VitreousError(reason(error)) from error
 
 
 def find_images(patterns: Sequence[str | Path]) -> list[Path]:
@@ -97,7 +115,7 @@ def _matches(pattern: Path) -> list[Path]:
     for match in sorted(_expand(pattern)):
         if match.is_dir():
             images += _in_folder(match)
-        elif _is_image(match):
+        elif is_image(match.name):
             images.append(match)
     if not images:
         raise VitreousError(f"{pattern}: no image matches")
@@ -112,33 +130,40 @@ def _expand(pattern: Path) -> Iterator[Path]:
         return
     at = parts.index("**")
     for root in _expand(Path(*parts[:at])):
-        for folder, _ in _walk(root) if root.is_dir() else ():
-            yield from _expand(Path(escape(str(folder)), *(parts[at + 1 :] or ["*"])))
+        for folder, _ in walk(root) if root.is_dir() else ():
+            yield from _expand(Path(escape(folder), *(parts[at + 1 :] or ["*"])))
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    return sorted(file for _, files in _walk(folder) for file in files if _is_image(file))
+    return sorted(Path(name, file) for name, files in walk(folder) for file in files if is_image(file))
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+def is_image(name: str) -> bool:
+    """Whether a file is one by its name; hidden ones are not."""
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")  # noqa: PTH122 (fast)
 
 
-def _walk(root: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Each folder below and its files. Links are followed; a folder that was seen is not entered again."""
+def walk(root: str | Path, beyond: Collection[tuple[int, int]] = ()) -> Iterator[tuple[str, list[str]]]:
+    """Each folder below and the names of its files. Links are followed; a folder that was seen, or is one of those
+    `beyond` (by `identity`), is not entered."""
 
     def refuse(error: OSError) -> None:
         raise VitreousError(f"{error.filename}: this folder cannot be read ({error.strerror})")
 
-    seen = set()
+    seen = set(beyond)
     for name, folders, files in os.walk(root, onerror=refuse, followlinks=True):
-        status = Path(name).stat()
-        if (status.st_dev, status.st_ino) in seen:
+        if (this := identity(name)) in seen:
             folders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(this)
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
-        yield Path(name), [Path(name, file) for file in files]
+        yield name, files
+
+
+def identity(folder: str | Path) -> tuple[int, int]:
+    """The same for every path that leads to this folder."""
+    status = Path(folder).stat()
+    return status.st_dev, status.st_ino
 
 
 @contextmanager
@@ -166,12 +191,22 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)  # older Pillows know fewer
 
 
-def _turned(image: Image.Image) -> Image.Image:
+def _turn(image: Image.Image) -> Image.Transpose | None:
     try:
-        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+        return UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # what is wrong in its EXIF does not make a picture unreadable
-        turn = None
-    return image if turn is None else image.transpose(turn)
+        return None
+
+
+def _shrink(image: Image.Image, at_least: tuple[int, int]) -> None:
+    """Have a JPEG decoded at the smallest scale that leaves (width, height), as it is stored, at this or above."""
+    if not isinstance(image, JpegImageFile):  # other kinds may have a draft mode with rules of its own
+        return
+    for scale in (8, 4, 2):
+        if all(-(-side // scale) >= wanted for side, wanted in zip(image.size, at_least, strict=True)):
+            # Pillow rounds sides down when it chooses, though libjpeg rounds up: ask for what leads it to this scale.
+            image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
+            return
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
@@ -209,7 +244,8 @@ REASONS = {
 }
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What is wrong with a file, in words."""
     for kind, reason in REASONS.items():
         if isinstance(error, kind):
             return reason

@@ -21,8 +21,10 @@ class Source(ABC):
 
     @abstractmethod
     def image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        """ "L" or "RGB", upright. `at_least`: (height, width) that is enough; a JPEG may be decoded at a fraction of its
-        size that is no smaller. What cannot be read is a VitreousError that names the image."""
+        """The image, "L" or "RGB", upright. What cannot be read is a VitreousError that names it.
+
+        `at_least`: (height, width) that is enough; a JPEG may be decoded at a fraction of its size that is no smaller.
+        """
 
     @abstractmethod
     def name(self, index: int) -> str:

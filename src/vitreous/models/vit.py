@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitreous.errors import VitreousError
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid, Size, check_fields, check_images, pair, pick_layers, require, settle
+from vitreous.models.drop import Drop
 from vitreous.models.embed import Bias, PatchEmbed, Policy, patch_grid, position_biases, position_shapes, position_table
 from vitreous.models.init import lecun_normal_, reset_head_, xavier_
 from vitreous.models.resnet import ResNet, ResNetConfig, recompute
@@ -175,7 +176,7 @@ class Mlp(nn.Module):
         self.approximate = "tanh" if config.gelu == "tanh" else "none"
         self.fc1 = nn.Linear(config.width, 2 * hidden if self.swiglu else hidden)
         self.fc2 = nn.Linear(hidden, config.width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.drop = Drop(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
@@ -184,7 +185,7 @@ class Mlp(nn.Module):
             x = F.silu(gate) * x
         else:
             x = F.gelu(x, approximate=self.approximate)
-        x = self.fc2(self.dropout(x))
+        x = self.fc2(self.drop(x))
         return x
 
 
@@ -196,22 +197,6 @@ class LayerScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gamma
-
-
-class Drop(nn.Module):
-    """On a residual branch in training: dropout, then stochastic depth, all of it or nothing for each image."""
-
-    def __init__(self, dropout: float, depth: float):
-        super().__init__()
-        self.dropout, self.depth = dropout, depth
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.dropout:
-            x = F.dropout(x, self.dropout)
-        if self.training and self.depth:
-            keep = torch.rand(x.shape[0], 1, 1, device=x.device) >= self.depth
-            x = x * (keep / (1 - self.depth)).to(x.dtype)
-        return x
 
 
 class Block(nn.Module):
@@ -226,11 +211,13 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = Mlp(config)
         self.ls2 = nn.Identity() if scale is None else LayerScale(config.width, scale)
-        self.drop = Drop(config.dropout, config.stochastic_depth * layer / max(config.depth - 1, 1))
+        depth = config.stochastic_depth * layer / max(config.depth - 1, 1)
+        self.drop1 = Drop(config.dropout, depth)
+        self.drop2 = Drop(config.dropout, depth)
 
     def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:
-        x = self.drop(self.ls1(self.attn(self.norm1(x), bias))) + x
-        x = self.drop(self.ls2(self.mlp(self.norm2(x)))) + x
+        x = self.drop1(self.ls1(self.attn(self.norm1(x), bias))) + x
+        x = self.drop2(self.ls2(self.mlp(self.norm2(x)))) + x
         return x
 
 
@@ -268,7 +255,7 @@ class VisionTransformer(Model):
         self.reg_token = nn.Parameter(torch.empty(1, c.registers, c.width)) if c.registers else None
         for name, shape in position_shapes(c).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
-        self.dropout = nn.Dropout(c.dropout)
+        self.drop = Drop(c.dropout)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.depth))
         before = c.final_norm == "before-pool"
         self.norm = nn.LayerNorm(c.width, eps=c.norm_eps) if before else nn.Identity()
@@ -327,7 +314,7 @@ class VisionTransformer(Model):
         x = torch.cat([*prefix, x], dim=1)
         if self.config.position_at == "stem" and (positions := self.positions(grid)) is not None:
             x = x + positions[0]
-        return self.dropout(x), grid
+        return self.drop(x), grid
 
     def encode(self, images: Tensor, visit: Callable[..., None] | None = None, last: int = -1) -> tuple[Tensor, Grid]:
         """Equations 1 to 3, up to the layer `last`. `visit` is shown each: number, block, input, output, bias."""

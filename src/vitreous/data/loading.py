@@ -1,0 +1,333 @@
+"""From images on disk to batches on the device: decoded by workers, or held there since the start.
+
+A batch depends on the seed and on its position in the stream; never on the number of workers, nor on who decodes what.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitreous import draws
+from vitreous.data.augmentation import crop_boxes, flips
+from vitreous.data.held import Held
+from vitreous.data.options import Augmentation
+from vitreous.data.sampling import Stream
+from vitreous.data.sources import Source
+from vitreous.errors import VitreousError
+from vitreous.preprocessing import Preprocessing
+
+CHUNK = 64  # images that a worker hands over at a time
+SPARE = 1.5  # held images are so much larger than the model's size, for crops of a part of them
+
+# ---------------------------------------------------------------- one image
+
+
+@dataclass(frozen=True)
+class Look:
+    """Only whether the image can be decoded: at the smallest scale, every byte is read all the same."""
+
+    def __call__(self, source: Source, index: int, key: int) -> NDArray[Any]:
+        source.image(index, (1, 1))
+        return np.empty((0, 0, 1), np.uint8)
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """As the model is shown it in evaluation."""
+
+    preprocessing: Preprocessing
+
+    def __call__(self, source: Source, index: int, key: int) -> NDArray[Any]:
+        return self.preprocessing.pixels(source.image(index)).permute(1, 2, 0).numpy()
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """As it is held for training: large enough for crops, and no larger."""
+
+    size: tuple[int, int]
+    channels: int
+
+    def __call__(self, source: Source, index: int, key: int) -> NDArray[Any]:
+        enough = (round(self.size[0] * SPARE), round(self.size[1] * SPARE))
+        image = source.image(index, enough)
+        scale = max(enough[0] / image.height, enough[1] / image.width)
+        if scale < 1:
+            smaller = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+            image = image.resize(smaller, Image.Resampling.BILINEAR)
+        return _array(image, self.channels)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A random part of it, drawn by its key, decoded no larger than that needs."""
+
+    size: tuple[int, int]
+    channels: int
+    options: Augmentation
+
+    def __call__(self, source: Source, index: int, key: int) -> NDArray[Any]:
+        keys, (height, width) = torch.tensor([key]), self.size
+        share, aspect = self.options.crop or 1.0, self.options.aspect or 1.0
+        reach = (aspect / share) ** 0.5  # the whole image, if the smallest crop of it is to fill the model's size
+        image = source.image(index, (round(height * reach), round(width * reach)))
+        sides = torch.tensor([[image.height, image.width]])
+        top, left, box_height, box_width = crop_boxes(keys, sides[:, 0], sides[:, 1], self.options)[0].tolist()
+        box = (left, top, left + box_width, top + box_height)
+        pixels = _array(image.resize((width, height), Image.Resampling.BILINEAR, box=box), self.channels)
+        return pixels[:, ::-1] if flips(keys, self.options)[0] else pixels
+
+
+Read = Callable[[Source, int, int], NDArray[Any]]
+
+
+def _array(image: Image.Image, channels: int) -> NDArray[Any]:
+    image = image.convert("L" if channels == 1 else "RGB")
+    return np.asarray(image).reshape(image.height, image.width, channels)
+
+
+# ---------------------------------------------------------------- many of them, by workers
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Images one after the other in a row of bytes, with their heights and widths."""
+
+    flat: Tensor
+    sizes: Tensor  # (n, 2)
+    indices: Tensor  # which they are: not those asked for, where one could not be read
+    bad: tuple[tuple[int, str], ...]
+
+
+class _Reader(Dataset[Chunk]):
+    def __init__(self, source: Source, read: Read, replace: bool):
+        self.source, self.read, self.replace = source, read, replace
+
+    def __getitem__(self, task: tuple[Tensor, Tensor]) -> Chunk:
+        indices, keys = task
+        arrays, used, bad = [], [], []
+        for wanted, key in zip(indices.tolist(), keys.tolist(), strict=True):
+            for index in self._candidates(wanted):
+                try:
+                    arrays.append(self.read(self.source, index, key))
+                    used.append(index)
+                    break
+                except VitreousError as error:
+                    bad.append((index, str(error)))
+        flat = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.uint8)
+        sizes = torch.tensor([array.shape[:2] for array in arrays]).view(-1, 2)
+        return Chunk(torch.from_numpy(flat), sizes, torch.tensor(used, dtype=torch.int64), tuple(bad))
+
+    def _candidates(self, index: int) -> Iterable[int]:
+        """The image itself; and, for one that cannot be read, the next ones: the first that can be takes its place."""
+        count = len(self.source) if self.replace else 1
+        return ((index + step) % len(self.source) for step in range(count))
+
+
+def _ready(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process decides
+
+
+def chunks(
+    source: Source, read: Read, tasks: Iterable[tuple[Tensor, Tensor]], workers: int, replace: bool
+) -> Iterator[Chunk]:
+    """The images of tasks (indices, keys), in order."""
+    options: dict[str, Any] = {"prefetch_factor": 4, "worker_init_fn": _ready} if workers else {}
+    loader: DataLoader[Chunk] = DataLoader(
+        _Reader(source, read, replace),
+        batch_size=None,
+        sampler=tasks,  # type: ignore[arg-type]
+        num_workers=workers,
+        **options,
+    )
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" in str(error):
+            raise VitreousError(
+                f"a process that decodes images came to its end ({str(error).splitlines()[0]}): memory may be short,"
+                " try fewer --workers"
+            ) from error
+        raise
+
+
+def in_chunks(indices: Tensor, keys: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from zip(indices.split(CHUNK), (indices if keys is None else keys).split(CHUNK), strict=True)
+
+
+# ---------------------------------------------------------------- looking at all of them once
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found when every image was read once, and the images themselves if they are to be held."""
+
+    bad: dict[int, str]
+    held: Held | None = None
+
+
+def survey(
+    source: Source, read: Read, channels: int, workers: int, device: torch.device, tick: Callable[[int], None]
+) -> Survey:
+    """Read every image. An unreadable one is held as the next one that can be read."""
+    bad: dict[int, str] = {}
+    parts, sizes, hold = [], [], not isinstance(read, Look)
+    for chunk in chunks(source, read, in_chunks(torch.arange(len(source))), workers, replace=hold):
+        bad |= dict(chunk.bad)
+        parts.append(chunk.flat)
+        sizes.append(chunk.sizes)
+        tick(CHUNK)
+    held = Held.from_parts(parts, torch.cat(sizes), channels, device) if hold and len(bad) < len(source) else None
+    return Survey(bad, held)
+
+
+def stand_ins(count: int, bad: Iterable[int]) -> Tensor:
+    """For each image the one that is shown: itself, or the next one that can be read."""
+    broken = torch.zeros(count, dtype=torch.bool)
+    broken[list(bad)] = True
+    good = (~broken).nonzero()[:, 0]
+    return good[torch.searchsorted(good, torch.arange(count)) % len(good)]
+
+
+# ---------------------------------------------------------------- batches for training
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One process's part of a step. Its pixels are cut out when they are asked for, a micro-batch at a time."""
+
+    keys: Tensor  # on the device, as everything here
+    labels: Tensor
+    bad: tuple[tuple[int, str], ...]
+    cut: Callable[[slice], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True)
+class TrainLoader:
+    """The batches of a run. `rank` of `ranks` processes gets its own part of each."""
+
+    source: Source
+    stream: Stream
+    survey: Survey
+    crop: Crop
+    batch_size: int
+    seed: int
+    workers: int
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+
+    def positions(self, step: int) -> tuple[int, int]:
+        """Which part of the stream this process sees at a step."""
+        share = self.batch_size // self.ranks
+        start = step * self.batch_size + self.rank * share
+        return start, start + share
+
+    def batches(self, first: int, last: int) -> Iterator[Batch]:
+        """Those of the steps from `first` to before `last`."""
+        return self._held(first, last) if self.survey.held is not None else self._decoded(first, last)
+
+    def _order(self, step: int) -> tuple[Tensor, Tensor]:
+        start, stop = self.positions(step)
+        return self.stream.indices(start, stop), draws.keys(self.seed, torch.arange(start, stop))
+
+    def _held(self, first: int, last: int) -> Iterator[Batch]:
+        held = self.survey.held
+        assert held is not None
+        labels = self.source.labels.to(self.device)
+        shown = stand_ins(len(self.source), self.survey.bad).to(self.device)
+        for step in range(first, last):
+            indices, keys = (_sent(tensor, self.device) for tensor in self._order(step))
+            yield Batch(keys, labels[shown[indices]], (), _Cut(held, indices, keys, self.crop))
+
+    def _decoded(self, first: int, last: int) -> Iterator[Batch]:
+        shown = stand_ins(len(self.source), self.survey.bad)
+        tasks = (
+            (shown[indices], keys) for step in range(first, last) for indices, keys in in_chunks(*self._order(step))
+        )
+        stream = chunks(self.source, self.crop, tasks, self.workers, replace=True)
+        count = -(-(self.batch_size // self.ranks) // CHUNK)
+        for step in range(first, last):
+            parts = [next(stream) for _ in range(count)]
+            pixels = torch.cat([part.flat for part in parts]).view(-1, *self.crop.size, self.crop.channels)
+            pixels = _sent(pixels, self.device).permute(0, 3, 1, 2)
+            labels = self.source.labels[torch.cat([part.indices for part in parts])]
+            _, keys = self._order(step)
+            bad = tuple(item for part in parts for item in part.bad)
+            yield Batch(_sent(keys, self.device), _sent(labels, self.device), bad, pixels.__getitem__)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Crops out of what is held, on the device."""
+
+    held: Held
+    indices: Tensor
+    keys: Tensor
+    crop: Crop
+
+    def __call__(self, part: slice) -> Tensor:
+        indices, keys = self.indices[part], self.keys[part]
+        sizes = self.held.sizes[indices]
+        boxes = crop_boxes(keys, sizes[:, 0], sizes[:, 1], self.crop.options)
+        return self.held.crops(indices, boxes, flips(keys, self.crop.options), self.crop.size)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+# ---------------------------------------------------------------- every image once
+
+
+@dataclass(frozen=True)
+class EvalLoader:
+    """Every image that can be read, once, as the model is shown it in evaluation."""
+
+    source: Source
+    survey: Survey
+    prepare: Prepare
+    batch_size: int
+    workers: int
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def indices(self) -> Tensor:
+        """This process's part of them."""
+        good = torch.ones(len(self.source), dtype=torch.bool)
+        good[list(self.survey.bad)] = False
+        return good.nonzero()[self.rank :: self.ranks, 0]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Pixels (B, C, H, W) in uint8, labels, and which images they are."""
+        size = self.prepare.preprocessing.size
+        assert isinstance(size, tuple)
+        if (held := self.survey.held) is not None:
+            labels = self.source.labels.to(self.device)
+            for indices in self.indices.to(self.device).split(self.batch_size):
+                yield held.whole(indices, size), labels[indices], indices
+            return
+        tasks = ((indices, indices) for indices in self.indices.split(self.batch_size))
+        for chunk in chunks(self.source, self.prepare, tasks, self.workers, replace=False):
+            if chunk.bad:
+                raise VitreousError(f"{chunk.bad[0][1]}; it could be read when the data was checked")
+            pixels = chunk.flat.view(len(chunk.sizes), *size, -1)
+            indices, labels = (_sent(x, self.device) for x in (chunk.indices, self.source.labels[chunk.indices]))
+            yield _sent(pixels, self.device).permute(0, 3, 1, 2), labels, indices

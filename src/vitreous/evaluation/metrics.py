@@ -1,0 +1,242 @@
+"""What an evaluation counts: added up on the device, batch by batch, and turned into numbers once at the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import VitreousError
+from vitreous.evaluation.extremes import Example, Extremes
+
+__all__ = ["ClassScore", "Example", "Extremes", "Result", "Scores", "average_precision"]
+
+MOST_CONFUSED = 2048  # classes for which all pairs are counted: 32 MiB; more have their own counts only
+AT_ONCE = 2**24  # scores that are sorted together for average precision
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class. What is a division by zero is None."""
+
+    index: int
+    images: int  # that are of this class
+    right: int  # of those, how many were answered with it; for several labels, got more than one half
+    recall: float | None
+    precision: float | None
+    f1: float | None
+    average_precision: float | None = None  # for several labels
+
+    @property
+    def positives(self) -> int:
+        """The same as `images`, in the word for it where images have several labels."""
+        return self.images
+
+
+@dataclass(frozen=True)
+class Result:
+    """How good a model is on some images. All shares are in 0..1."""
+
+    images: int
+    loss: float
+    top1: float | None
+    top5: float | None  # None for fewer than six classes
+    balanced: float | None  # the mean recall of the classes that occur
+    map: float | None  # for several labels: the mean average precision of the classes that occur
+    per_class: tuple[ClassScore, ...]
+    confusion: tuple[tuple[int, ...], ...] | None  # row: the truth, column: the answer; None for several labels
+    invalid: int = 0  # images for which the model said NaN; they count as wrong, and as no answer
+
+    def summary(self) -> dict[str, float]:
+        numbers = {name: getattr(self, name) for name in ("loss", "top1", "top5", "balanced", "map")}
+        return {name: value for name, value in numbers.items() if value is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """For `json.dumps`. JSON has no NaN: a loss that is not finite becomes None."""
+        values = asdict(self)
+        values["loss"] = self.loss if math.isfinite(self.loss) else None
+        values["per_class"] = [asdict(score) for score in self.per_class]
+        values["confusion"] = None if self.confusion is None else [list(row) for row in self.confusion]
+        return values
+
+
+class Scores:
+    """What an evaluation adds up, on the device, without waiting for it.
+
+    With one label for each image only counts are kept, whatever the number of images. With several, average precision
+    needs the order of all scores: they are kept, (N, K) in float32.
+
+    Over several processes: sum each of `sums()` in place, concatenate each of `gathered()` and give that to `take`.
+    """
+
+    def __init__(self, classes: int, multi_label: bool = False, device: torch.device | str = "cpu") -> None:
+        if classes < 1:
+            raise VitreousError(f"scores for {classes} classes: there must be at least one")
+        self.classes, self.multi_label, self.device = classes, multi_label, torch.device(device)
+        with torch.inference_mode(False):  # made in inference mode they could not be summed outside it
+            self.loss = torch.zeros((), dtype=torch.float64, device=device)
+            self.counts = self._zeros(len(COUNTS))
+            # Images, right answers and answers of each class.
+            self.truths, self.rights, self.answers = (self._zeros(classes) for _ in range(3))
+            pairs = not multi_label and classes <= MOST_CONFUSED
+            self.pairs = self._zeros(classes * classes) if pairs else None
+            self.logits = [torch.zeros(0, classes, device=device)]
+            self.targets = [torch.zeros(0, classes, dtype=torch.bool, device=device)]
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, targets: Tensor, losses: Tensor) -> None:
+        """logits (B, K), losses (B,); targets (B,) of classes, or (B, K) for several labels: True, or above 0.5."""
+        self._check(logits, targets, losses)
+        logits, targets, losses = (x.detach().to(self.device) for x in (logits, targets, losses))
+        self.loss += losses.double().sum()
+        invalid = logits.isnan().any(1)
+        if self.multi_label:
+            self._add_several(logits.float(), targets if targets.dtype == torch.bool else targets > 0.5, invalid)
+        else:
+            self._add_one(logits, targets.long(), invalid)
+
+    def sums(self) -> list[Tensor]:
+        """The counts themselves. Summed over processes in place, they are those of all images."""
+        counts = [self.loss, self.counts, self.truths, self.rights, self.answers]
+        return counts if self.pairs is None else [*counts, self.pairs]
+
+    def gathered(self) -> list[Tensor]:
+        """For several labels: scores and targets of all images so far, (N, K) each. Otherwise nothing."""
+        return [torch.cat(self.logits), torch.cat(self.targets)] if self.multi_label else []
+
+    def take(self, gathered: list[Tensor]) -> None:
+        """In place of its own, those of all processes: what `gathered` gave, concatenated."""
+        if self.multi_label:
+            logits, targets = gathered
+            self.logits, self.targets = [logits], [targets]
+
+    def result(self) -> Result:
+        counts = dict(zip(COUNTS, self.counts.tolist(), strict=True))
+        images = counts["images"]
+        if counts["outside"]:
+            raise VitreousError(
+                f"{counts['outside']} of {images} labels are not among the {self.classes} classes of the model"
+            )
+        if not images:
+            raise VitreousError("no images were scored, so there is no result: the data is empty")
+        average_precisions = self._average_precisions() if self.multi_label else [None] * self.classes
+        columns = (self.truths.tolist(), self.rights.tolist(), self.answers.tolist(), average_precisions)
+        per_class = tuple(_class_score(index, *row) for index, row in enumerate(zip(*columns, strict=True)))
+        occurring = [score for score in per_class if score.images]
+        single = not self.multi_label
+        return Result(
+            images=images,
+            loss=self.loss.item() / images,
+            top1=counts["first"] / images if single else None,
+            top5=counts["fifth"] / images if single and self.classes > 5 else None,
+            balanced=_mean([score.recall for score in occurring]) if single else None,
+            map=None if single else _mean([score.average_precision for score in occurring]),
+            per_class=per_class,
+            confusion=None if self.pairs is None else _rows(self.pairs.view(self.classes, self.classes)),
+            invalid=counts["invalid"],
+        )
+
+    def _add_one(self, logits: Tensor, targets: Tensor, invalid: Tensor) -> None:
+        outside = (targets < 0) | (targets >= self.classes)  # reported at the end: asking the device now would wait
+        targets = targets.clamp(0, self.classes - 1)
+        # As argmax, equals go by their index: so top-1 and top-5 are one count, and the first of equals is the answer.
+        own = logits.gather(1, targets[:, None])
+        before = torch.arange(self.classes, device=self.device) < targets[:, None]
+        ranks = ((logits > own) | ((logits == own) & before)).sum(1)
+        valid = ~(invalid | outside)
+        first, fifth = (ranks < 1) & valid, (ranks < 5) & valid
+        self._count(images=torch.ones_like(valid), invalid=invalid, outside=outside, first=first, fifth=fifth)
+        answers = logits.argmax(1).clamp(0, self.classes - 1)
+        self.truths.index_add_(0, targets, (~outside).long())
+        self.rights.index_add_(0, targets, first.long())
+        self.answers.index_add_(0, answers, valid.long())
+        if self.pairs is not None:
+            self.pairs.index_add_(0, targets * self.classes + answers, valid.long())
+
+    def _add_several(self, logits: Tensor, targets: Tensor, invalid: Tensor) -> None:
+        answers = (logits > 0) & ~invalid[:, None]
+        self._count(images=torch.ones_like(invalid), invalid=invalid)
+        self.truths += targets.sum(0)
+        self.rights += (answers & targets).sum(0)
+        self.answers += answers.sum(0)
+        # NaN has no place in an order. As wrong as can be: what is true comes last, what is false comes first.
+        wrong = torch.where(targets, -torch.inf, torch.inf)
+        self.logits.append(torch.where(invalid[:, None], wrong, logits))
+        self.targets.append(targets)
+
+    def _count(self, **flags: Tensor) -> None:
+        none = torch.zeros((), dtype=torch.long, device=self.device)
+        self.counts += torch.stack([flags[name].sum() if name in flags else none for name in COUNTS])
+
+    def _average_precisions(self) -> list[float | None]:
+        logits, targets = self.gathered()
+        if len(logits) != int(self.counts[0]):
+            raise VitreousError(
+                f"{len(logits)} scores for {int(self.counts[0])} images: where counts are summed over processes, "
+                "scores must be concatenated too"
+            )
+        columns = max(1, AT_ONCE // len(logits))
+        parts = zip(logits.split(columns, 1), targets.split(columns, 1), strict=True)
+        values = torch.cat([average_precision(scores, truths) for scores, truths in parts])
+        return [None if math.isnan(value) else value for value in values.tolist()]
+
+    def _check(self, logits: Tensor, targets: Tensor, losses: Tensor) -> None:
+        images, K = len(logits), self.classes
+        expected = {
+            "logits": (images, K),
+            "targets": (images, K) if self.multi_label else (images,),
+            "losses": (images,),
+        }
+        for name, tensor in (("logits", logits), ("targets", targets), ("losses", losses)):
+            if tuple(tensor.shape) != expected[name]:
+                raise VitreousError(f"{name} have the shape {tuple(tensor.shape)}: expected {expected[name]}")
+        if not self.multi_label and (targets.is_floating_point() or targets.dtype == torch.bool):
+            raise VitreousError(f"targets are {targets.dtype}: expected the number of a class for each image")
+
+    def _zeros(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int64, device=self.device)
+
+
+COUNTS = ("images", "invalid", "outside", "first", "fifth")
+
+
+def average_precision(scores: Tensor, targets: Tensor) -> Tensor:
+    """Of each column of (N, K): the precision at every true image's place in the order, averaged; NaN if none is true.
+
+    Images with equal scores share the last place among them, for no order between them is meant.
+    """
+    ordered, order = scores.T.sort(dim=1, descending=True)
+    true = targets.T.gather(1, order)
+    places = torch.arange(1, len(scores) + 1, device=scores.device)
+    last = torch.ones_like(true)
+    last[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
+    # Backwards, the least place so far that ends a group of equals is the end of one's own.
+    ends = torch.where(last, places, len(scores)).flip(1).cummin(1).values.flip(1)
+    precision = true.cumsum(1).gather(1, ends - 1).double() / ends
+    return (precision * true).sum(1) / true.sum(1)
+
+
+def _class_score(
+    index: int, images: int, right: int, answers: int, average_precision: float | None = None
+) -> ClassScore:
+    return ClassScore(
+        index=index,
+        images=images,
+        right=right,
+        recall=right / images if images else None,
+        precision=right / answers if answers else None,
+        f1=2 * right / (images + answers) if images + answers else None,
+        average_precision=average_precision,
+    )
+
+
+def _mean(values: list[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers) / len(numbers) if numbers else None
+
+
+def _rows(table: Tensor) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(row) for row in table.tolist())

@@ -1,0 +1,234 @@
+"""What a run is told by its data: model, patches, resolution, duration, augmentation, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from vitreous.data.sources import DataSet, Source
+from vitreous.errors import VitreousError
+from vitreous.models import zoo
+from vitreous.models.resnet import BiTConfig
+from vitreous.models.vit import ViTConfig
+from vitreous.preprocessing import Preprocessing, plain
+from vitreous.training.config import TrainConfig
+
+LOOKED_AT = 64  # images whose size is looked up
+
+
+@dataclass(frozen=True)
+class Choice:
+    field: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choice goes by."""
+
+    images: int
+    classes: int
+    channels: int
+    side: int  # the median of the short sides
+    shape: tuple[int, int] | None  # (height, width), where all are alike
+    several: bool  # labels for each image
+
+    @property
+    def tiny(self) -> bool:
+        return self.side <= 12
+
+    @property
+    def drawn(self) -> bool:
+        """Small and grey: letters and the like, which a mirror turns into others."""
+        return self.channels == 1 and self.side <= 64
+
+
+def facts(data: DataSet) -> Facts:
+    sizes = list(_sizes(data.train))
+    return Facts(
+        len(data.train),
+        len(data.classes),
+        data.channels,
+        int(median(min(size) for size in sizes)),
+        sizes[0] if len(set(sizes)) == 1 else None,
+        data.multi_label,
+    )
+
+
+def _sizes(source: Source) -> Iterator[tuple[int, int]]:
+    if source.array is not None:
+        yield (source.array.shape[1], source.array.shape[2])
+        return
+    readable = 0
+    for index in torch.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).long().tolist():
+        try:
+            image = source.image(index)
+        except VitreousError as error:
+            problem = str(error)
+            continue
+        readable += 1
+        yield (image.height, image.width)
+    if not readable:
+        raise VitreousError(f"none of the images that were looked at can be read; the last one was {problem}")
+
+
+def choose(config: TrainConfig, known: Facts) -> tuple[TrainConfig, list[Choice]]:
+    """Fill in what was left open. What was given is kept, and what depends on it follows it."""
+    choices: list[Choice] = []
+    for rule in (_objective, _model, _length, _augmentation, _optimiser):
+        for field, value, why in rule(config, known):
+            if config.flat()[field] is None:
+                choices.append(Choice(field, value, why))
+                config = config.with_(**{field: value})
+    return config, choices
+
+
+Rules = Iterator[tuple[str, Any, str]]
+
+
+def _objective(config: TrainConfig, known: Facts) -> Rules:
+    if known.several:
+        yield "loss", "sigmoid", "an image may have several labels"
+        yield "label_smoothing", 0.0, "every label stands for itself"
+        yield "best_by", "map", "mean average precision is what several labels are measured by"
+        return
+    yield "loss", "softmax", "every image has one label"
+    smoothing = 0.1 if (config.objective.loss or "softmax") == "softmax" else 0.0
+    yield "label_smoothing", smoothing, "keeps small models from being too sure" if smoothing else "sigmoid"
+    yield "best_by", "top1", "every image has one label"
+
+
+def _model(config: TrainConfig, known: Facts) -> Rules:
+    given = config.architecture
+    if given.model is None:
+        name, why = _size_by_images(known.images)
+        small = given.width is None and given.depth is None and given.heads is None and known.images < 5_000
+        patch = given.patch_size or _patch(_resolution(known))
+        yield "model", f"{name}/16", why
+        if small:
+            yield "width", 64 if known.tiny else 128, f"{known.images:,} images do not fill a wider one"
+            yield "depth", 4 if known.tiny else 6, f"{known.images:,} images"
+            yield "heads", 4, "of 16 or 32 numbers each"
+            yield "mlp_dim", 128 if known.tiny else 512, "in proportion to the width"
+        tokens = (_resolution(known) // patch) ** 2
+        yield "patch_size", patch, f"images of about {known.side} px make some {tokens} tokens"
+        size = _whole_patches(known, patch)
+        yield "image_size", size, f"the images have about {known.side} px on their short side"
+        yield "pool", "gap", "the mean of all patches learns sooner than a class token where images are few"
+    else:
+        settled = zoo.config(given.model)
+        step = _step(settled) if given.patch_size is None else given.patch_size
+        side = max(4 * step, min(224, known.side))
+        size = max(step, round(side / step) * step)
+        yield "image_size", size, f"the images have about {known.side} px, and the model cuts them by {step}"
+    if not (given.model or "").startswith("BiT"):
+        deep = known.images >= 20_000
+        yield "stochastic_depth", 0.1 if deep else 0.0, "many epochs over one set" if deep else "the model is small"
+        yield "dropout", 0.0, "augmentation does more"
+
+
+def _size_by_images(images: int) -> tuple[str, str]:
+    if images < 100_000:
+        return "Ti", f"{images:,} images are few: a small ViT learns as much from them, and faster"
+    if images < 2_000_000:
+        return "S", f"{images:,} images are enough for S and too few for B from scratch"
+    return "B", f"{images:,} images can fill B"
+
+
+def _resolution(known: Facts) -> int:
+    """The side to train at: the images' own while that is small, then what the budget of tokens allows."""
+    for side, size in ((40, known.side), (80, 64), (180, 128)):
+        if known.side <= side:
+            return size
+    return 160 if known.images < 100_000 else 224
+
+
+def _patch(side: int) -> int:
+    for limit, patch in ((12, 2), (40, 4), (80, 8)):
+        if side <= limit:
+            return patch
+    return 16
+
+
+def _whole_patches(known: Facts, patch: int) -> int | tuple[int, int]:
+    """The size, in whole patches; a rectangle where all images are alike and small."""
+    if known.shape is not None and max(known.shape) <= 80:
+        height, width = (-(-side // patch) * patch for side in known.shape)
+        return height if height == width else (height, width)
+    return max(patch, round(_resolution(known) / patch) * patch)
+
+
+def _step(config: ViTConfig | BiTConfig) -> int:
+    if isinstance(config, BiTConfig):
+        return 32
+    patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+    return patch * (1 if config.backbone is None else config.backbone.stride)
+
+
+def _length(config: TrainConfig, known: Facts) -> Rules:
+    table = ((2_000, 100, 32), (10_000, 100, 64), (100_000, 100, 128), (500_000, 100, 512), (None, 90, 1024))
+    epochs, batch = next((e, b) for limit, e, b in table if limit is None or known.images < limit)
+    yield "batch_size", min(batch, known.images), f"some {max(1, known.images // batch):,} steps an epoch"
+    yield "duration", f"{epochs} epochs", f"{known.images:,} images, each seen {epochs} times in another guise"
+    yield "schedule", "cosine", "the learning rate needs no tuning of its own shape"
+    yield "warmup", "10%", "attention starts without a clue"
+
+
+def _augmentation(config: TrainConfig, known: Facts) -> Rules:
+    several = known.images >= 5_000
+    crop = 1.0 if known.drawn else 0.4 if several else 0.5
+    yield "crop", crop, "drawings are cut apart by it" if known.drawn else "objects are of any size, anywhere"
+    yield "aspect", 1.0 if known.drawn else 4 / 3, "as the images are" if known.drawn else "a third wider or higher"
+    yield "shift", 0.125 if known.drawn else 0.0, "in place of crops" if known.drawn else "crops do that"
+    yield "flip", not known.drawn, "mirrored letters are others" if known.drawn else "the mirror image is as good"
+    strong = several and not known.tiny
+    why = f"{known.images:,} images" if strong else "too few images for it to help" if not several else "tiny images"
+    yield "randaugment", 2 if strong and not known.drawn else 0, why
+    yield "magnitude", 5.0, "half of the way"
+    yield "three_augment", False, "RandAugment's place"
+    colour = known.channels == 3
+    yield "jitter", 0.2 if colour and not strong else 0.0, "light changes" if colour else "the images are grey"
+    yield "erase", 0.0, "crops do that"
+    mixed = strong and not known.several
+    yield "mixup", 0.2 if mixed else 0.0, why
+    yield "cutmix", 1.0 if mixed and not known.drawn else 0.0, why
+
+
+def _optimiser(config: TrainConfig, known: Facts) -> Rules:
+    bit = (config.architecture.model or "").startswith("BiT")
+    yield "optimiser", "adamw", "the most forgiving one"
+    kind, batch = config.optimiser.optimiser or "adamw", config.schedule.batch_size or 128
+    lr = 0.03 if kind == "sgd" else 2e-3 if (config.architecture.width or 192) <= 128 and not bit else 1e-3
+    lr = lr if batch <= 512 else lr * (batch / 512) ** 0.5
+    yield "lr", float(f"{lr:.3g}"), f"{kind} at a batch of {batch:,}"
+    yield "weight_decay", 1e-4 if kind == "sgd" else 0.05, f"usual for {kind}"
+    yield "ema", 0.999 if known.images >= 2_000 else 0.99, "a mean of the last steps, for nothing"
+
+
+def model_config(config: TrainConfig, known: Facts) -> ViTConfig | BiTConfig:
+    """The config of the model that this run trains."""
+    given = {name: value for name, value in vars(config.architecture).items() if value is not None and name != "model"}
+    name = config.architecture.model or ""
+    if isinstance(zoo.config(name), BiTConfig):
+        given = {name: value for name, value in given.items() if name == "image_size" or value != 0}
+        given.pop("pool", None)
+    return zoo.config(name, num_classes=known.classes, channels=known.channels, **given)
+
+
+def preprocessing(config: TrainConfig, known: Facts) -> Preprocessing:
+    """What the trained model is to be shown: the whole image if training squashed it, or else its middle."""
+    size, crop = config.architecture.image_size, config.augmentation.crop
+    assert size is not None
+    assert crop is not None
+    whole = plain(size, known.channels)
+    if crop == 1:
+        return whole
+    short = min(size) if isinstance(size, tuple) else size
+    resize = round(short / 0.875) if short >= 128 else short
+    half = (0.5,) * known.channels
+    return Preprocessing(size, resize, mean=half, std=half)

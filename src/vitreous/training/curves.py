@@ -1,0 +1,147 @@
+"""From the lines of metrics.jsonl to the charts of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from vitreous.training.charts import Chart, Kind, Line, Numbers, smooth
+
+Record = dict[str, Any]
+SMOOTH_FROM = 40  # points of a curve; fewer are drawn as they are
+WIDE = 20.0  # the ratio of losses from which their scale is logarithmic
+LARGEST = 1e30  # what is beyond is as good as infinite
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run told, in order: of what was done twice (before and after an interruption) the second time."""
+
+    train: Sequence[Record]
+    evaluations: dict[tuple[str, str], Sequence[Record]]  # by split and weights
+    events: Sequence[tuple[float, str]]  # x and text
+    x_name: Literal["epoch", "step"]
+
+    @property
+    def window(self) -> int:
+        """How many lines a smoothed curve is the mean of."""
+        return max(1, len(self.train) // SMOOTH_FROM)
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> History:
+        kinds: dict[str, list[Record]] = {"train": [], "eval": [], "event": []}
+        for record in records:
+            kinds.get(record.get("kind", ""), []).append(record)
+        train = _last_pass(kinds["train"])
+        groups: dict[tuple[str, str], list[Record]] = {}
+        for record in kinds["eval"]:
+            group = str(record.get("split") or "val"), str(record.get("weights") or "raw")
+            groups.setdefault(group, []).append(record)
+        evaluations: dict[tuple[str, str], Sequence[Record]] = {key: _last_pass(group) for key, group in groups.items()}
+        drawn = [*train, *(record for group in evaluations.values() for record in group)]
+        x_name: Literal["epoch", "step"] = (
+            "epoch" if drawn and all(not math.isnan(number(r, "epoch")) for r in drawn) else "step"
+        )
+        return cls(train, evaluations, _placed(kinds["event"], drawn, x_name), x_name)
+
+    def x(self, records: Sequence[Record]) -> Numbers:
+        values = column(records, self.x_name)
+        return values if not np.isnan(values).any() else np.arange(1.0, len(records) + 1)
+
+
+def number(record: Record, key: str) -> float:
+    """NaN where there is none."""
+    value = record.get(key)
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    return float(value) if known else math.nan  # type: ignore[arg-type]
+
+
+def column(records: Sequence[Record], key: str) -> Numbers:
+    return np.array([number(record, key) for record in records], dtype=np.float64)
+
+
+def charts(history: History) -> list[Chart]:
+    """Loss, accuracy, and what drove them; those that have something to show."""
+    metric, name = ("top1", "Accuracy")
+    if any(not np.isnan(column(group, "map")).all() for group in history.evaluations.values()):
+        metric, name = ("map", "Mean average precision")
+    found = [
+        _chart(history, "Loss", "loss", "loss"),
+        _chart(history, name, "accuracy", metric, "percent"),
+        _chart(history, "Learning rate", "lr", steady=True),
+        _chart(history, "Norm of the gradient", "grad_norm"),
+        _chart(history, "Images per second", "images_per_second"),
+        _chart(history, "Time spent waiting for data", "data_wait", kind="percent"),
+    ]
+    return [chart for chart in found if any(np.isfinite(line.y).any() for line in chart.lines)]
+
+
+def best_evaluation(history: History, key: str) -> tuple[float, str, str, Record] | None:
+    """The highest value of a metric while training: (value, split, weights, line)."""
+    found = [
+        (number(record, key), split, weights, record)
+        for (split, weights), group in history.evaluations.items()
+        for record in group
+        if split != "test" and not math.isnan(number(record, key))
+    ]
+    return max(found, key=lambda entry: entry[0], default=None)
+
+
+def _chart(
+    history: History, title: str, train_key: str, eval_key: str = "", kind: Kind = "number", steady: bool = False
+) -> Chart:
+    x, y = history.x(history.train), column(history.train, train_key)
+    lines = [Line("train", "train", x, y)]
+    note = ""
+    if history.window > 1 and not steady:
+        lines = [Line("", "raw", x, y), Line("train", "train", x, smooth(y, history.window))]
+    for (split, weights), group in history.evaluations.items() if eval_key else ():
+        style: Literal["val", "ema", "other"] = "other" if split == "test" else "ema" if weights == "ema" else "val"
+        name = f"{split} EMA" if weights == "ema" else split
+        lines.append(Line(name, style, history.x(group), column(group, eval_key)))
+    if broken := [r for r in history.train if isinstance(r.get(train_key), float) and not _finite(r[train_key])]:
+        note = f"Not finite on {len(broken):,} lines, first at step {broken[0].get('step', '?')}."
+    log = eval_key == "loss" and _spans(lines)
+    return Chart(title, history.x_name, lines, kind, log, [x for x, _ in history.events], note)
+
+
+def _spans(lines: Sequence[Line]) -> bool:
+    """Whether values are so far apart that on an even scale only the first of them would be seen."""
+    values, drawn = (
+        np.concatenate([line.y[np.isfinite(line.y)] for line in some])
+        for some in (lines, [line for line in lines if line.style != "raw"])
+    )
+    return bool(len(drawn) and values.min() > 1e-9 and drawn.max() > WIDE * drawn.min())
+
+
+def _finite(value: float) -> bool:
+    return math.isfinite(value) and abs(value) < LARGEST
+
+
+def _last_pass(records: Iterable[Record]) -> list[Record]:
+    """A run that is resumed goes back to its last saved step: what it had told beyond that is told again."""
+    kept: list[Record] = []
+    for record in records:
+        step = number(record, "step")
+        while kept and number(kept[-1], "step") >= step:
+            kept.pop()
+        kept.append(record)
+    return kept
+
+
+def _placed(events: Sequence[Record], drawn: Sequence[Record], x_name: str) -> list[tuple[float, str]]:
+    """Events know their step; on an axis of epochs their place is found between the lines around them."""
+    steps, xs = column(drawn, "step"), column(drawn, x_name)
+    known = np.isfinite(steps) & np.isfinite(xs)
+    steps, xs = steps[known], xs[known]
+    order = steps.argsort(kind="stable")
+    placed = []
+    for event in events:
+        step = number(event, "step")
+        x = float(np.interp(step, steps[order], xs[order])) if len(order) and not math.isnan(step) else math.nan
+        placed.append((x, str(event.get("text") or "")))
+    return sorted(placed, key=lambda event: (math.isnan(event[0]), event[0]))

@@ -1,0 +1,151 @@
+"""One step of training: prepare the images, forward, backward, and change the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.data.augmentation import augment
+from vitreous.data.loading import Batch
+from vitreous.data.mixing import mix
+from vitreous.data.options import Augmentation
+from vitreous.errors import VitreousError
+from vitreous.models.drop import key_drops
+from vitreous.preprocessing import Preprocessing
+from vitreous.training.ema import Ema
+from vitreous.training.losses import Loss
+from vitreous.training.optimisers import Optimisers, clip_
+from vitreous.training.world import World
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """From pixels and labels as they come to what the model is trained on."""
+
+    options: Augmentation
+    preprocessing: Preprocessing
+    loss: Loss
+
+    def __call__(self, pixels: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        images = augment(pixels, keys, self.options)
+        if self.options.mixup or self.options.cutmix:
+            images, labels = mix(images, self.loss.prepared(labels), keys, self.options)
+        return self.preprocessing.normalise(images), labels
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step tells, on the device: nobody waits for it until it is read."""
+
+    loss: Tensor  # summed over the images of this process
+    right: Tensor  # how many were right, of those with one label
+    grad_norm: Tensor
+
+
+class Engine:
+    """A model in training, and all that changes it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        prepare: Prepare,
+        optimisers: Optimisers,
+        ema: Ema | None,
+        clip: float | None,
+        micro_batch: int,
+        precision: str,
+    ):
+        self.model, self.loss, self.optimisers, self.ema = model, loss, optimisers, ema
+        self.paired = bool(prepare.options.mixup or prepare.options.cutmix)
+        self.prepare: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = prepare
+        self.clip, self.micro_batch, self.precision = clip, micro_batch, precision
+        self.device = next(model.parameters()).device
+        self.forward: Callable[[Tensor], Tensor] = model
+        self.notes: list[str] = []  # what happened on the way, for the loop to tell
+
+    def compile(self) -> None:
+        """Forward, backward and preparation as fused kernels. Where the compiler fails, eager goes on, with a word."""
+        self.forward = self._guarded(torch.compile(self.model), self.model, "the model")
+        self.prepare = self._guarded(torch.compile(self.prepare), self.prepare, "augmentation")
+
+    def _guarded(self, compiled: Any, plain: Any, what: str) -> Any:
+        """The compiled function; should it fail, the plain one from then on."""
+        state = {"use": compiled}
+
+        def call(*arguments: Tensor) -> Any:
+            try:
+                return state["use"](*arguments)
+            except (torch.OutOfMemoryError, VitreousError):
+                raise
+            except Exception as error:
+                if state["use"] is plain:
+                    raise
+                state["use"] = plain
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+                self.notes.append(f"{what} could not be compiled ({reason}): going on without, which is slower")
+                return plain(*arguments)
+
+        return call
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def predict(self, images: Tensor) -> Tensor:
+        with self.autocast():
+            return self.forward(images)
+
+    def step(self, batch: Batch, number: int, batch_size: int, world: World) -> Stepped:
+        """One change of the weights. Where memory runs out, the passes are halved and the step is done again."""
+        while True:
+            try:
+                loss, right = self._gradients(batch, batch_size)
+                break
+            except torch.OutOfMemoryError as error:
+                self._halve(error)
+        world.add_up([p.grad for p in self.optimisers.parameters if p.grad is not None])
+        norm = clip_(self.optimisers.parameters, self.clip)
+        self.optimisers.step()
+        self.optimisers.zero_grad()
+        if self.ema is not None:
+            self.ema.update(number)
+        return Stepped(loss, right, norm)
+
+    def _gradients(self, batch: Batch, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Added up over passes of the micro-batch, so that they are those of the whole batch."""
+        total, right = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        for start in range(0, len(batch), self.micro_batch):
+            part = slice(start, start + self.micro_batch)
+            keys = batch.keys[part]
+            images, targets = self.prepare(batch.cut(part), batch.labels[part], keys)
+            key_drops(self.model, keys)
+            with self.autocast():
+                logits = self.forward(images)
+            losses = self.loss(logits, targets)
+            (losses.sum() / batch_size).backward()
+            with torch.no_grad():
+                total += losses.sum()
+                truth = targets if targets.ndim == 1 else targets.argmax(1)
+                right += (logits.argmax(1) == truth).sum()
+        return total, right
+
+    def _halve(self, error: BaseException) -> None:
+        self.optimisers.zero_grad()
+        least = 2 if self.paired else 1  # pairs stay together
+        if self.micro_batch // 2 < least:
+            raise VitreousError(
+                f"out of memory on {self.device} with {self.micro_batch} images at a time: take a smaller model or"
+                " image_size"
+            ) from error
+        self.micro_batch //= 2
+        self.micro_batch += self.micro_batch % 2 if least == 2 else 0
+        torch.cuda.empty_cache()
+        self.notes.append(
+            f"out of memory: passes of {self.micro_batch} images from now on, more of them for each step; the results"
+            " are the same to rounding"
+        )

@@ -1,0 +1,87 @@
+"""What the machine can do: device, precision, memory."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from vitreous.errors import VitreousError
+from vitreous.models.cost import cost
+from vitreous.models.resnet import BiTConfig
+from vitreous.models.vit import ViTConfig
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        known = "cpu" + "".join(f", cuda:{i}" for i in range(torch.cuda.device_count()))
+        raise VitreousError(f"device = {name!r} cannot be used here: there is {known}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise VitreousError(f"device = {name!r}: training runs on cpu and cuda")
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
+
+
+def pick_precision(name: str, device: torch.device) -> tuple[str, str | None]:
+    """fp32 or bf16, and what there is to say about it."""
+    if name == "auto":
+        return ("bf16" if device.type == "cuda" else "fp32"), None
+    if name == "bf16" and device.type == "cpu" and not _bf16_lives():
+        return "fp32", "bf16 matrix products end the process on this CPU (tried in a child process): training in fp32"
+    return name, None
+
+
+def _bf16_lives() -> bool:
+    """Some virtual CPUs promise instructions that kill whoever uses them: a child goes first."""
+    code = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); (x @ x).sum().item()"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def be_deterministic() -> None:
+    """The same bits on the same GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.enable_cudnn_sdp(False)  # fast, and not deterministic backward
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return min(free, _group_limit())
+
+
+def _group_limit() -> int:
+    """What a container may still take."""
+    try:
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
+        return int(limit) - int(used)
+    except (OSError, ValueError):
+        return 1 << 62
+
+
+def used_memory(device: torch.device) -> int:
+    """The most bytes that were taken so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def training_memory(config: ViTConfig | BiTConfig, micro_batch: int, precision: str, copies: int) -> int:
+    """Bytes that a training step takes, about: `copies` of the weights in fp32 (gradients, moments, their mean), what
+    the forward of a micro-batch keeps, and the largest thing made on the way."""
+    found = cost(config)
+    share = 0.6 if precision == "bf16" else 1.0  # norms, residuals and masks stay in fp32
+    return round(found.parameters * 4 * copies + micro_batch * found.activation_bytes * share * 1.1)

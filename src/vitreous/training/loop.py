@@ -1,0 +1,344 @@
+"""The loop: step after step, from wherever the state says, until the end, a signal, or a loss that is no number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitreous.errors import VitreousError
+from vitreous.evaluation.evaluate import score
+from vitreous.evaluation.metrics import Result, Scores
+from vitreous.training import state
+from vitreous.training.engine import Engine, Stepped
+from vitreous.training.feeding import Feed
+from vitreous.training.folder import RunFolder
+from vitreous.training.hardware import used_memory
+from vitreous.training.losses import Loss
+from vitreous.training.planning import Plan
+from vitreous.training.signals import Signals, Stopped
+from vitreous.training.sinks import Sink
+from vitreous.training.telling import Teller, sizes
+from vitreous.training.world import World
+from vitreous.weights.save import save as save_model
+
+PROFILED = (5, 10)  # steps of a process that --profile records, first and last
+
+
+@dataclass
+class Best:
+    value: float
+    step: int
+    weights: str  # raw or ema
+
+
+@dataclass
+class Progress:
+    """Where a run is, beside its tensors."""
+
+    step: int = 0
+    seconds: float = 0.0  # of training, in all processes that took part one after the other
+    best: Best | None = None
+    stale: int = 0  # evaluations since the best one
+    micro_batch: int = 0
+    ended: bool = False  # all steps are done, or patience ended
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Progress:
+        best = values.pop("best")
+        return cls(**values, best=None if best is None else Best(**best))
+
+
+@dataclass
+class Window:
+    """What happened since the last line of the log. Tensors are not looked at before that."""
+
+    steps: list[tuple[int, Stepped]] = field(default_factory=list)
+    waited: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+
+class Loop:
+    def __init__(
+        self, plan: Plan, feed: Feed, engine: Engine, folder: RunFolder, teller: Teller, sinks: list[Sink], world: World
+    ):
+        self.plan, self.feed, self.engine, self.folder = plan, feed, engine, folder
+        self.teller, self.sinks, self.world = teller, sinks, world
+        self.progress = Progress(micro_batch=engine.micro_batch)
+        self.plain_loss = Loss(engine.loss.sigmoid, engine.loss.classes)  # evaluation: nothing smoothed or weighted
+        self.window = Window()
+        self.text = ""
+
+    # ------------------------------------------------------------ the state
+
+    def tensors(self) -> state.Tree:
+        """Everything that changes, by name, so that each process could save its part."""
+        engine = self.engine
+        names: dict[Any, str] = {p: name for name, p in engine.model.named_parameters()}
+        moments = {names[p]: dict(o.state[p]) for o in engine.optimisers.optimisers for p in o.state}
+        random = {"cpu": torch.get_rng_state()}
+        if engine.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(engine.device)
+        tree: state.Tree = {"model": engine.model.state_dict(), "optimiser": moments, "random": random}
+        return tree if engine.ema is None else {**tree, "ema": engine.ema.state_dict()}
+
+    def restore(self, path: Path, progress: dict[str, Any]) -> None:
+        tree = self.tensors()
+        state.load(path, tree)
+        torch.set_rng_state(tree["random"]["cpu"])
+        if "cuda" in tree["random"]:
+            torch.cuda.set_rng_state(tree["random"]["cuda"], self.engine.device)
+        self.progress = Progress.from_json(progress)
+        self.engine.micro_batch = self.progress.micro_batch
+
+    def save(self) -> None:
+        self._log()  # only numbers go to disk
+        if self.world.first:
+            state.save(self.folder.state, self.progress.step, self.tensors(), asdict(self.progress))
+        self.saved = time.monotonic()
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        plan, progress = self.plan, self.progress
+        self.saved = self.resumed = time.monotonic()
+        self.before = progress.seconds
+        with (
+            Signals() as signals,
+            self.teller.bar("training", plan.steps, progress.step) as tell,
+            self._profiler() as profiled,
+        ):
+            batches = self.feed.train.batches(progress.step, plan.steps)
+            while progress.step < plan.steps and not progress.ended:
+                self._step(batches, tell)
+                profiled()
+                if self._due(progress.step):
+                    self._evaluate()
+                progress.ended = progress.step == plan.steps or self._patience_is_over()
+                stop = self.world.agree(signals.received is not None)
+                if stop or self.world.agree(time.monotonic() - self.saved > 60 * plan.config.run.save_minutes):
+                    self.save()
+                if stop and not progress.ended:
+                    raise Stopped(self._farewell(), signals.received or 15)
+        self.save()
+
+    def _step(self, batches: Any, tell: Callable[[int, str], None]) -> None:
+        progress, engine, window = self.progress, self.engine, self.window
+        began = time.perf_counter()
+        batch = next(batches)
+        window.waited += time.perf_counter() - began
+        self._name_bad(batch.bad)
+        engine.model.train()
+        engine.optimisers.set_factor(self.plan.schedule(progress.step))
+        stepped = engine.step(batch, progress.step, self.plan.batch_size, self.world)
+        window.steps.append((progress.step, stepped))
+        progress.step += 1
+        progress.micro_batch = engine.micro_batch
+        progress.seconds = self.before + time.monotonic() - self.resumed
+        for note in engine.notes:
+            self._event(note)
+        engine.notes.clear()
+        if progress.step % self.plan.log_every == 0 or progress.step == self.plan.steps or engine.device.type == "cpu":
+            self._log(record=progress.step % self.plan.log_every == 0 or progress.step == self.plan.steps)
+        tell(1, self.text)
+
+    def _due(self, step: int) -> bool:
+        return self.feed.val is not None and (step % self.plan.evaluate_every == 0 or step == self.plan.steps)
+
+    def _patience_is_over(self) -> bool:
+        patience = self.plan.config.run.patience
+        if patience is None or self.progress.stale < patience:
+            return False
+        self._event(f"no better for {patience} evaluations: stopped early")
+        return True
+
+    def _farewell(self) -> str:
+        done = f"step {self.progress.step:,} of {self.plan.steps:,}"
+        return f"stopped at {done}, everything is saved; to go on: vitreous train --resume {self.folder.path}"
+
+    # ------------------------------------------------------------ what is told
+
+    def _log(self, record: bool = True) -> None:
+        """Read the numbers of the steps since the last line; stop at the first that is none."""
+        window, plan = self.window, self.plan
+        if not window.steps:
+            return
+        sums = torch.stack([torch.stack([s.loss, s.right]) for _, s in window.steps])
+        self.world.add_up([sums])
+        rows = torch.cat([sums, torch.stack([s.grad_norm for _, s in window.steps])[:, None]], 1).tolist()
+        for (step, _), (loss, _, norm) in zip(window.steps, rows, strict=True):
+            if not abs(loss) + norm < float("inf"):
+                self._not_a_number(step, "loss" if not abs(loss) < float("inf") else "gradient")
+        images = len(rows) * plan.batch_size
+        passed = time.perf_counter() - window.started
+        accuracy = None if plan.known.several else sum(right for _, right, _ in rows) / images
+        line = {
+            "kind": "train",
+            "step": self.progress.step,
+            "examples": self.progress.step * plan.batch_size,
+            "epoch": round(self.progress.step * plan.batch_size / plan.known.images, 4),
+            "loss": sum(loss for loss, _, _ in rows) / images,
+            "accuracy": accuracy,
+            "lr": self.engine.optimisers.learning_rate,
+            "grad_norm": rows[-1][2],
+            "images_per_second": round(images / passed, 1),
+            "data_wait": round(window.waited / passed, 4),
+            "memory_bytes": used_memory(self.engine.device),
+            "seconds": round(self.progress.seconds, 3),
+        }
+        self.text = _line(line)
+        if record:
+            self._record(line)
+            self.window = Window()
+
+    def _record(self, line: dict[str, Any]) -> None:
+        if not self.world.first:
+            return
+        self.folder.record(line)
+        prefix = f"{line['split']}/{line['weights']}/" if line["kind"] == "eval" else f"{line['kind']}/"
+        numbers = {f"{prefix}{k}": v for k, v in line.items() if isinstance(v, int | float) and k != "step"}
+        for sink in self.sinks:
+            sink.write(line["step"], numbers)
+
+    def _event(self, text: str) -> None:
+        if self.world.first:
+            self.folder.record({"kind": "event", "step": self.progress.step, "text": text})
+            self.teller.note(text)
+
+    def _name_bad(self, bad: tuple[tuple[int, str], ...]) -> None:
+        """Images that could be read when the data was checked, and cannot be any more."""
+        if bad and self.world.first:
+            self.folder.name_bad([f"train\t{reason}" for _, reason in bad])
+            self._event(f"{bad[0][1]}: another image takes its place")
+
+    def _not_a_number(self, step: int, what: str) -> None:
+        start, stop = self.feed.train.positions(step)
+        indices = self.feed.train.stream.indices(start, stop).tolist()
+        path = self.folder.path / "bad_batch.txt"
+        path.write_text("".join(f"{self.feed.train.source.name(i)}\n" for i in indices), errors="surrogateescape")
+        kept = state.states(self.folder.state)
+        saved = f"the last good state is {kept[0].name}" if kept else "no state was saved before it"
+        raise VitreousError(
+            f"the {what} is no longer a number at step {step} (examples {start} to {stop - 1} of the stream, named in"
+            f" {path}); {saved}; try a lower lr, a longer warmup or clip"
+        )
+
+    # ------------------------------------------------------------ how good it is
+
+    def _evaluate(self) -> None:
+        self._log()
+        began = time.perf_counter()
+        found = {"raw": self._scored()}
+        if self.engine.ema is not None:
+            with self.engine.ema.applied():
+                found["ema"] = self._scored()
+        for weights, result in found.items():
+            self._record(
+                {
+                    "kind": "eval",
+                    "step": self.progress.step,
+                    "epoch": round(self.progress.step * self.plan.batch_size / self.plan.known.images, 4),
+                    "split": "val",
+                    "weights": weights,
+                    "images": result.images,
+                    **result.summary(),
+                    "seconds": round(time.perf_counter() - began, 3),
+                }
+            )
+        self._keep_best(found)
+        self._write(self.folder.last, "raw")
+        self.window = Window()
+
+    def _scored(self) -> Result:
+        assert self.feed.val is not None
+        engine, device = self.engine, self.engine.device
+        scores = Scores(engine.loss.classes, self.plan.known.several, device)
+        engine.model.eval()
+        score(engine.predict, self.feed.val, self.plain_loss, scores)
+        self.world.add_up(scores.sums())
+        scores.take(self.world.join(scores.gathered()))
+        return scores.result()
+
+    def _keep_best(self, found: dict[str, Result]) -> None:
+        name = self.plan.config.run.best_by or "top1"
+        sign = -1 if name == "loss" else 1
+        progress = self.progress
+        values = {weights: result.summary().get(name) for weights, result in found.items()}
+        weights = max(values, key=lambda w: _order(values[w], sign))
+        value = values[weights]
+        scores = "  ".join(f"{w} {name} {shown(name, v)}" for w, v in values.items())
+        better = value is not None and (progress.best is None or sign * value > sign * progress.best.value)
+        progress.stale = 0 if better else progress.stale + 1
+        if better and value is not None:
+            progress.best = Best(value, progress.step, weights)
+            self._write(self.folder.best, weights)
+        if self.world.first:
+            epoch = progress.step * self.plan.batch_size / self.plan.known.images
+            self.teller.notes.print(f"epoch {epoch:6.1f}  val {scores}{'  best so far' if better else ''}")
+
+    def _write(self, path: Path, weights: str) -> None:
+        if not self.world.first:
+            return
+        model: Any = self.engine.model
+        model.report = None
+        with self.engine.ema.applied() if weights == "ema" and self.engine.ema is not None else nullcontext():
+            save_model(model, path)
+
+    def keep_last_as_best(self) -> None:
+        """Where nothing was held out to choose by."""
+        self._write(self.folder.last, "raw")
+        self._write(self.folder.best, "raw" if self.engine.ema is None else "ema")
+
+    def _profiler(self) -> Any:
+        if not self.plan.config.run.profile:
+            return nullcontext(lambda: None)
+        return _Profiler(self.folder.path / "profile.json", self.engine.device)
+
+
+class _Profiler:
+    """A trace of some steps, after the first ones, which compile and allocate."""
+
+    def __init__(self, path: Path, device: torch.device):
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+        first, last = PROFILED
+        steps = schedule(wait=first - 1, warmup=1, active=last - first, repeat=1)
+        self.profile = profile(
+            activities=kinds, schedule=steps, on_trace_ready=lambda p: p.export_chrome_trace(str(path))
+        )
+
+    def __enter__(self) -> Callable[[], None]:
+        self.profile.__enter__()
+        return self.profile.step
+
+    def __exit__(self, *error: Any) -> None:
+        self.profile.__exit__(*error)
+
+
+def _order(value: float | None, sign: int) -> float:
+    return float("-inf") if value is None or isnan(value) else sign * value
+
+
+def _line(values: dict[str, Any]) -> str:
+    """The numbers beside the bar."""
+    parts = [f"epoch {values['epoch']:.1f}", f"loss {values['loss']:.3f}"]
+    if values["accuracy"] is not None:
+        parts.append(f"acc {values['accuracy']:.1%}")
+    parts.append(f"lr {values['lr']:.1e}")
+    parts.append(f"{values['images_per_second']:,.0f} images/s")
+    parts.append(f"wait {values['data_wait']:.0%}")
+    parts.append(sizes(values["memory_bytes"]))
+    return "  ".join(parts)
+
+
+def shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if name == "loss" else f"{value:.2%}"

@@ -1,0 +1,94 @@
+"""What the names of parameters mean to training: layers, weight decay, patterns, the matrices of the encoder."""
+
+import math
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from vitreous.errors import VitreousError
+from vitreous.models import BiT, VisionTransformer
+
+BLOCK = re.compile(r"blocks\.(\d+)\.")
+UNIT = re.compile(r"backbone\.stages\.(\d+)\.(\d+)\.")
+MATRIX = re.compile(r"blocks\.\d+\.(?:attn\.(qkv|proj)|mlp\.(fc1|fc2))\.weight")
+VIT_START: tuple[str, ...] = ("patch_embed", "cls_token", "reg_token", "backbone", "pos_embed", "rel_pos_embed")
+VIT_END: tuple[str, ...] = ("norm", "fc_norm", "attn_pool", "pre_logits", "head")
+BIT_START, BIT_END = ("backbone.stem",), ("backbone.norm", "head")
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay is for it: weights of products and convolutions, not norms, biases, LayerScale, positions,
+    tokens and the query of attention pooling."""
+    return parameter.ndim > 1 and name.rpartition(".")[2] == "weight"
+
+
+def last_layer(model: VisionTransformer | BiT) -> int:
+    """The layer of the head."""
+    return 1 + (sum(model.config.blocks) if isinstance(model, BiT) else model.config.depth)
+
+
+def layer_of(name: str, model: VisionTransformer | BiT) -> int:
+    """How deep a parameter lies. 0: whatever comes before the first block (of a hybrid: the whole ResNet), and all
+    tables of positions; then 1 for each block of a ViT or unit of a BiT; the last: final norm, pooling and head."""
+    start, end = VIT_START, VIT_END
+    if isinstance(model, BiT):
+        if unit := UNIT.match(name):
+            return 1 + sum(model.config.blocks[: int(unit[1])]) + int(unit[2])
+        start, end = BIT_START, BIT_END
+    elif block := BLOCK.match(name):
+        return 1 + int(block[1])
+    if name.startswith(tuple(f"{part}." for part in end)):
+        return last_layer(model)
+    if name.startswith(start):
+        return 0
+    raise VitreousError(f"{type(model).__name__} has no parameter {name!r}")
+
+
+def muon_matrices(model: VisionTransformer | BiT) -> dict[str, int]:
+    """The matrices of the encoder's blocks by name, and how many each is made of: q, k and v are three in one, gate and
+    value of SwiGLU two."""
+    if isinstance(model, BiT):
+        return {}
+    several = {"qkv": 3, "fc1": 2 if model.config.mlp == "swiglu" else 1}
+    found = {name: MATRIX.fullmatch(name) for name, _ in model.named_parameters()}
+    return {name: several.get(match[1] or match[2], 1) for name, match in found.items() if match}
+
+
+def freeze_(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Train no parameter whose name matches one of the patterns."""
+    parameters = dict(model.named_parameters())
+    frozen = {name for pattern in patterns for name in _matching(pattern, parameters, "freeze")}
+    if parameters and all(name in frozen or not p.requires_grad for name, p in parameters.items()):
+        raise VitreousError("freeze: every parameter is frozen, so that there is nothing to train")
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+
+
+def multipliers(names: Iterable[str], rules: Iterable[str]) -> dict[str, float]:
+    """For each name the product of the factors of the rules "PATTERN=FACTOR" that match it."""
+    product = dict.fromkeys(names, 1.0)
+    for rule in rules:
+        pattern, _, text = rule.rpartition("=")
+        try:
+            factor = float(text)
+        except ValueError:
+            factor = math.nan
+        if not pattern.strip() or not 0 <= factor < math.inf:
+            raise VitreousError(
+                f"lr_multipliers: {rule!r} is not PATTERN=FACTOR with a factor of 0 or more, such as 'head.*=10'"
+            )
+        for name in _matching(pattern.strip(), product, "lr_multipliers"):
+            product[name] *= factor
+    return product
+
+
+def _matching(pattern: str, names: Iterable[str], option: str) -> list[str]:
+    if found := [name for name in names if fnmatchcase(name, pattern)]:
+        return found
+    near = get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.4)
+    first = list(dict.fromkeys(name.partition(".")[0] for name in names))
+    hint = f"near are {', '.join(near)}" if near else f"names begin with {', '.join(first)}"
+    raise VitreousError(f"{option}: {pattern!r} matches no parameter that is trained; {hint}")

@@ -1,0 +1,164 @@
+"""From data and wishes to a plan that holds: everything that can be wrong is said before anything long begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vitreous.data.sources import DataSet
+from vitreous.errors import VitreousError
+from vitreous.models.resnet import BiTConfig
+from vitreous.models.vit import ViTConfig
+from vitreous.preprocessing import Preprocessing
+from vitreous.training import choosing, durations, losses, schedules
+from vitreous.training.choosing import Choice, Facts
+from vitreous.training.config import TrainConfig
+from vitreous.training.hardware import be_deterministic, free_memory, pick_device, pick_precision, training_memory
+from vitreous.training.telling import sizes
+from vitreous.training.world import World
+
+LINES = 500  # of a run in metrics.jsonl, about
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it begins. Every field of `config` that the data can decide is decided."""
+
+    config: TrainConfig
+    known: Facts
+    choices: tuple[Choice, ...]
+    model: ViTConfig | BiTConfig
+    preprocessing: Preprocessing  # of evaluation, and of the trained model
+    device: torch.device
+    precision: str
+    steps: int
+    evaluate_every: int  # steps
+    log_every: int
+    micro_batch: int
+    memory: int  # bytes of a step, about
+    schedule: Callable[[int], float]
+    notes: tuple[str, ...]
+
+    @property
+    def batch_size(self) -> int:
+        return self.config.schedule.batch_size or 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        size = self.preprocessing.size
+        assert isinstance(size, tuple)
+        return size
+
+
+def plan(data: DataSet, config: TrainConfig, world: World) -> Plan:
+    known = choosing.facts(data)
+    config, choices = choosing.choose(config, known)
+    check(config, data, world)
+    model = choosing.model_config(config, known)
+    device = pick_device(config.run.device)
+    if config.run.deterministic:
+        be_deterministic()
+    precision, note = pick_precision(config.run.precision, device)
+    batch, images = config.schedule.batch_size or 0, known.images
+    steps = durations.whole_run(config.schedule.duration or "", batch_size=batch, images=images)
+    schedule = schedules.build(config.schedule, steps, batch, images)
+    losses.build(config.objective, data.train.labels, known.classes, "cpu")  # what is wrong with labels is said here
+    copies = {"sgd": 3, "muon": 4}.get(config.optimiser.optimiser or "", 4) + bool(config.optimiser.ema)
+    micro, memory, tight = _passes(config, model, precision, copies, device)
+    return Plan(
+        config,
+        known,
+        tuple(choices),
+        model,
+        choosing.preprocessing(config, known),
+        device,
+        precision,
+        steps,
+        _every(config, steps, batch, images),
+        max(1, min(50, steps // LINES)),
+        micro,
+        memory,
+        schedule,
+        tuple(text for text in (note, tight) if text),
+    )
+
+
+def _every(config: TrainConfig, steps: int, batch: int, images: int) -> int:
+    """Steps between evaluations."""
+    wish = config.run.evaluate_every
+    if wish is None:
+        return max(1, round(images / batch), steps // 20)
+    every = durations.steps(wish, batch_size=batch, images=images, total_steps=steps, name="evaluate_every")
+    if every == 0:
+        raise VitreousError(f"evaluate_every = {wish!r}: must be longer than nothing")
+    return every
+
+
+def _passes(
+    config: TrainConfig, model: ViTConfig | BiTConfig, precision: str, copies: int, device: torch.device
+) -> tuple[int, int, str | None]:
+    """How many images go through the model at once: all of a batch, or as many as memory seems to allow."""
+    paired = bool(config.augmentation.mixup or config.augmentation.cutmix)
+    micro = min(config.schedule.micro_batch or config.schedule.batch_size or 1, config.schedule.batch_size or 1)
+    free = free_memory(device)
+
+    def needed(count: int) -> int:
+        return training_memory(model, count, precision, copies)
+
+    if needed(1) > free:
+        note = f"a single image would take about {sizes(needed(1))}, and {device} has {sizes(free)} free"
+        return max(micro, 2) if paired else micro, needed(micro), note
+    if config.schedule.micro_batch is None:
+        while needed(micro) > 0.9 * free and micro > 2:
+            micro = -(-micro // 2)
+    if paired and micro % 2:
+        micro += 1
+    return micro, needed(micro), None
+
+
+# ---------------------------------------------------------------- what is wrong is said by name
+
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "batch_size": (lambda x: x >= 1, "1 or more"),
+    "micro_batch": (lambda x: x >= 1, "1 or more"),
+    "workers": (lambda x: x >= 0, "0 or more"),
+    "max_bad": (lambda x: 0 <= x <= 1, "a share, 0 to 1"),
+    "crop": (lambda x: 0 < x <= 1, "a share of the area, above 0 and up to 1"),
+    "aspect": (lambda x: x >= 1, "1 or more"),
+    "shift": (lambda x: 0 <= x < 1, "a share of the side, 0 to below 1"),
+    "randaugment": (lambda x: x >= 0, "0 or more operations"),
+    "magnitude": (lambda x: 0 <= x <= 10, "0 to 10"),
+    "jitter": (lambda x: 0 <= x <= 1, "0 to 1"),
+    "erase": (lambda x: 0 <= x <= 1, "a probability, 0 to 1"),
+    "mixup": (lambda x: x >= 0, "0 or more"),
+    "cutmix": (lambda x: x >= 0, "0 or more"),
+    "ema": (lambda x: 0 <= x < 1, "a decay, 0 to below 1"),
+    "patience": (lambda x: x >= 1, "1 or more evaluations"),
+    "save_minutes": (lambda x: x > 0, "more than 0"),
+    "seed": (lambda x: 0 <= x < 2**62, "0 or more"),
+}
+
+
+def check(config: TrainConfig, data: DataSet, world: World) -> None:
+    values = config.flat()
+    for name, (holds, expected) in RANGES.items():
+        if values[name] is not None and not holds(values[name]):
+            raise VitreousError(f"{name} = {values[name]!r}: expected {expected}")
+    if config.schedule.batch_size is not None and config.schedule.batch_size % world.size:
+        raise VitreousError(
+            f"batch_size = {config.schedule.batch_size}: expected a multiple of the {world.size} processes"
+        )
+    best_by, classes = config.run.best_by, len(data.classes)
+    if data.multi_label and best_by not in ("map", "loss"):
+        raise VitreousError(f"best_by = {best_by!r}: with several labels for each image there are map and loss")
+    if not data.multi_label and (best_by == "map" or (best_by == "top5" and classes < 6)):
+        raise VitreousError(
+            f"best_by = {best_by!r}: with one of {classes} labels for each image there are top1, balanced and loss"
+        )
+    if data.val is None and config.run.patience is not None:
+        raise VitreousError("patience: nothing is evaluated without validation images (val_fraction = 0)")
+    if data.val is None and config.run.evaluate_every is not None:
+        raise VitreousError("evaluate_every: there are no validation images (val_fraction = 0)")

@@ -1,0 +1,43 @@
+from vitreous.training.config import TrainConfig
+
+
+def digits() -> TrainConfig:
+    """TODO.
+
+    `vitreous train digits --recipe digits`: the 1,797 handwritten digits that come with scikit-learn, 8 x 8 pixels in
+    16 patches.
+    """
+    return TrainConfig().with_(
+        model="Ti/16",
+        image_size=8,
+        patch_size=2,
+        width=64,
+        depth=4,
+        heads=4,
+        mlp_dim=128,
+        pool="gap",
+        stochastic_depth=0.0,
+        dropout=0.0,
+        duration="60 epochs",
+        batch_size=64,
+        optimiser="adamw",
+        lr=2e-3,
+        weight_decay=0.05,
+        warmup="10%",
+        schedule="cosine",
+        ema=0.99,
+        loss="softmax",
+        label_smoothing=0.1,
+        crop=1.0,
+        aspect=1.0,
+        shift=0.125,
+        flip=False,
+        randaugment=0,
+        magnitude=0.0,
+        three_augment=False,
+        jitter=0.0,
+        erase=0.0,
+        mixup=0.0,
+        cutmix=0.0,
+        best_by="top1",
+    )

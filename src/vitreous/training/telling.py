@@ -1,0 +1,93 @@
+"""What a run says while it runs: a bar on a terminal, lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+PAUSE = 10.0  # seconds between lines where there is no terminal
+
+
+class Teller:
+    """`quiet` says nothing at all. On one terminal one console writes everything, so that the bar stays below it."""
+
+    def __init__(self, quiet: bool = False):
+        plain: Any = {"highlight": False, "markup": False, "emoji": False, "quiet": quiet}
+        self.live = sys.stderr.isatty() and not quiet
+        self.out = Console(**plain, width=None if sys.stdout.isatty() else 120)
+        self.notes = self.out if sys.stdout.isatty() and self.live else Console(stderr=True, **plain)
+
+    def say(self, text: str, style: str | None = None) -> None:
+        self.out.print(text, style=style, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """What one should know, beside the bar."""
+        self.notes.print(f"vitreous: {text}", soft_wrap=True)
+
+    def table(self, rows: Iterable[tuple[str, ...]], heads: tuple[str, ...] = ()) -> None:
+        grid = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="bold")
+        rows = list(rows)
+        for number in range(max(map(len, rows), default=0)):
+            grid.add_column(heads[number] if heads else "", overflow="fold", style=None if number else "bold")
+        for row in rows:
+            grid.add_row(*(Text(cell) for cell in row))
+        with self.out.capture() as shown:
+            self.out.print(grid)
+        for line in shown.get().splitlines():  # a table is padded with spaces, which a log has no use for
+            self.out.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
+
+    @contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+        """Call what it yields with how much more is done and what there is to say."""
+        started = time.monotonic()
+        state = {"done": done, "spoken": started}
+
+        def left(now: float) -> str:
+            fresh = state["done"] - done
+            if fresh <= 0:
+                return ""
+            seconds = (now - started) / fresh * max(0, total - state["done"])
+            return f"{timedelta(seconds=round(seconds))} left"
+
+        if not self.live:
+
+            def tell(more: int, text: str = "") -> None:
+                state["done"] += more
+                now = time.monotonic()
+                if now - state["spoken"] >= PAUSE:
+                    state["spoken"] = now
+                    share = f"{state['done'] / max(total, 1):.1%}"
+                    self.notes.print(f"{title} {share}  {text}  {left(now)}", soft_wrap=True)
+
+            yield tell
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+        with Progress(*columns, console=self.notes, transient=True) as progress:
+            task = progress.add_task(title, total=total, completed=done, text="")
+
+            def show(more: int, text: str = "") -> None:
+                state["done"] = min(total, state["done"] + more)
+                share = f"{state['done'] / max(total, 1):4.0%}"
+                progress.update(
+                    task, completed=state["done"], text=f"{share}  {text}  {left(time.monotonic())}", refresh=False
+                )
+
+            yield show
+
+
+def sizes(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

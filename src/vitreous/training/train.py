@@ -1,0 +1,363 @@
+"""`vitreous.train` and `vitreous.resume`: from data to a run directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitreous import __version__
+from vitreous.data.opening import open_data
+from vitreous.data.sources import DataSet, Source
+from vitreous.errors import VitreousError
+from vitreous.evaluation.evaluate import score
+from vitreous.evaluation.extremes import Example, Extremes
+from vitreous.evaluation.metrics import Result, Scores
+from vitreous.models.cost import cost
+from vitreous.models.zoo import build
+from vitreous.training import losses, optimisers, state
+from vitreous.training.config import TrainConfig
+from vitreous.training.ema import Ema
+from vitreous.training.engine import Engine, Prepare
+from vitreous.training.feeding import Feed, feed
+from vitreous.training.folder import RunFolder, command, environment
+from vitreous.training.hardware import free_memory
+from vitreous.training.loop import Loop, shown
+from vitreous.training.losses import Loss
+from vitreous.training.planning import Plan, plan
+from vitreous.training.report import Picture, Report, write_report
+from vitreous.training.sinks import Sink, TensorBoard, WeightsAndBiases
+from vitreous.training.telling import Teller, sizes
+from vitreous.training.world import World
+from vitreous.weights.files import dump_json, read_json, replacing
+from vitreous.weights.load import load
+
+SHOWN = 12  # best and worst predictions in the report
+FREE = ("workers", "hold", "device", "save_minutes", "tensorboard", "wandb", "profile", "data_dir", "out")
+"""Fields that may be others when a run is resumed: they do not change what it computes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    run: Path
+    split: str  # that it was measured on: test, or val where there is none
+    result: Result | None
+    steps: int
+    seconds: float
+
+
+def train(data: str | os.PathLike[str], config: TrainConfig | None = None, *, quiet: bool = False) -> Outcome:
+    """Train a model on images, and leave a run directory behind. What `config` leaves open is chosen by the data."""
+    config = config or TrainConfig()
+    name, teller, world = os.fspath(data), Teller(quiet), World.current()
+    opened = open_data(name, config.reading)
+    folder = RunFolder.named(config.run.out, opened.name)
+    made = plan(opened, config, world)
+    _introduce(opened, made, teller)
+    fed = feed(opened, made, world, teller)
+    description = {
+        "vitreous": __version__,
+        "data": name if not os.path.lexists(name) else str(Path(name).absolute()),
+        "config": made.config.flat(),
+        "choices": [asdict(choice) for choice in made.choices],
+        "split": opened.split,
+        "fingerprint": fingerprint(opened),
+        "command": command(),
+        "environment": environment(made.device),
+    }
+    if world.first:
+        folder.create(description)
+        folder.name_bad(fed.bad)
+    return _carry_out(opened, made, fed, folder, teller, world, resumed=False)
+
+
+def resume(
+    run: str | os.PathLike[str],
+    config: TrainConfig | None = None,
+    *,
+    data: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+) -> Outcome:
+    """Go on with a run exactly where its last state left it.
+
+    `config`: what is asked for now; where it disagrees with the run, that is an error which lists the differences.
+    `data`: where the images are now, if they have moved.
+    """
+    folder, teller, world = RunFolder.opened(run), Teller(quiet), World.current()
+    description = folder.description()
+    stored = TrainConfig.from_flat(description["config"])
+    config = config or stored
+    _compare(stored, config, folder)
+    if (folder.path / "result.json").is_file():
+        teller.note(f"{folder.path} is complete: there is nothing left to do")
+        return _finished(folder)
+    opened = open_data(os.fspath(data) if data is not None else description["data"], config.reading)
+    if fingerprint(opened) != description.get("fingerprint"):
+        raise VitreousError(f"{folder.path}: the data is not what it was: other images, labels or classes than then")
+    made = plan(opened, config, world)
+    fed = feed(opened, made, world, teller)
+    return _carry_out(opened, made, fed, folder, teller, world, resumed=True)
+
+
+def _compare(stored: TrainConfig, asked: TrainConfig, folder: RunFolder) -> None:
+    before, now = stored.flat(), asked.flat()
+    differences = [
+        f"  {name}: {before[name]!r} in the run, {now[name]!r} now"
+        for name in before
+        if name not in FREE and before[name] != now[name]
+    ]
+    if differences:
+        raise VitreousError(
+            f"{folder.path} was begun with another config; leave these as they were, or begin a new run\n"
+            + "\n".join(differences)
+        )
+
+
+def fingerprint(data: DataSet) -> str:
+    """Of classes, labels and splits: what a position in the stream means."""
+    digest = blake2b(repr(data.classes).encode(), digest_size=16)
+    for name, source in data.splits.items():
+        digest.update(name.encode())
+        digest.update(source.labels.numpy().tobytes())
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------- the parts, put together
+
+
+def _carry_out(
+    data: DataSet, made: Plan, fed: Feed, folder: RunFolder, teller: Teller, world: World, resumed: bool
+) -> Outcome:
+    with folder.locked():
+        engine = _engine(data, made)
+        loop = Loop(made, fed, engine, folder, teller, [], world)
+        if resumed:
+            _restore(loop, folder, teller)
+        loop.sinks += _sinks(made, folder, loop.progress.step)
+        try:
+            loop.run()
+        finally:
+            for sink in loop.sinks:
+                sink.close()
+        if fed.val is None:
+            loop.keep_last_as_best()
+        return _conclude(data, made, fed, folder, teller, loop)
+
+
+def _engine(data: DataSet, made: Plan) -> Engine:
+    config = made.config
+    torch.manual_seed(config.run.seed)
+    model = build(made.model)  # drawn on the CPU, so that every device starts from the same weights
+    model.preprocessing, model.labels = made.preprocessing, data.classes
+    model.to(made.device)
+    loss = losses.build(config.objective, data.train.labels, made.known.classes, made.device)
+    engine = Engine(
+        model,
+        loss,
+        Prepare(config.augmentation, made.preprocessing, loss),
+        optimisers.build(model, config.optimiser),
+        Ema(model, config.optimiser.ema) if config.optimiser.ema else None,
+        config.optimiser.clip,
+        made.micro_batch,
+        made.precision,
+    )
+    if config.run.compile == "yes" or (config.run.compile == "auto" and made.device.type == "cuda"):
+        engine.compile()
+    return engine
+
+
+def _restore(loop: Loop, folder: RunFolder, teller: Teller) -> None:
+    if not state.states(folder.state):
+        teller.note("nothing was saved before the run ended: starting from the beginning")
+        folder.rewind(-1)
+        return
+    path, progress = state.newest(folder.state)
+    loop.restore(path, progress)
+    folder.rewind(loop.progress.step)
+    folder.record({"kind": "event", "step": loop.progress.step, "text": f"resumed from {path.name}"})
+    teller.note(f"going on from step {loop.progress.step:,} of {loop.plan.steps:,}")
+
+
+def _sinks(made: Plan, folder: RunFolder, step: int) -> list[Sink]:
+    sinks: list[Sink] = []
+    if made.config.run.tensorboard:
+        sinks.append(TensorBoard(folder.path, step))
+    if made.config.run.wandb:
+        sinks.append(WeightsAndBiases(made.config.run.wandb, folder.path, made.config.flat()))
+    return sinks
+
+
+# ---------------------------------------------------------------- the beginning
+
+
+def _introduce(data: DataSet, made: Plan, teller: Teller) -> None:
+    config, found = made.config, cost(made.model)
+    height, width = made.size
+    counts = ", ".join(f"{len(source):,} {name}" for name, source in data.splits.items())
+    shown = "grey" if made.known.channels == 1 else "RGB"
+    passes = -(-made.batch_size // made.micro_batch)
+    by = f"{passes} passes of {made.micro_batch}" if passes > 1 else "one pass"
+    teller.table(
+        [
+            ("data", f"{data.name}: {counts} images, {len(data.classes):,} classes ({data.split or 'no validation'})"),
+            ("model", f"{config.architecture.model}: {found.parameters:,} parameters, {height} x {width} {shown}"),
+            ("run", f"{made.steps:,} steps of {made.batch_size:,} images ({config.schedule.duration}), {by}"),
+            ("device", f"{made.device}, {made.precision}"),
+            ("memory", f"about {sizes(made.memory)} for a step; {sizes(free_memory(made.device))} are free"),
+        ]
+    )
+    for note in (*data.notes, *made.notes):
+        teller.note(note)
+    if made.choices:
+        teller.say("\nchosen by the data:", style="bold")
+        teller.table([(c.field, _value(c.value), c.why) for c in made.choices])
+        teller.say("")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return " x ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def _conclude(data: DataSet, made: Plan, fed: Feed, folder: RunFolder, teller: Teller, loop: Loop) -> Outcome:
+    """Measure the best weights on images that chose nothing, if there are any, and write it all down."""
+    split = "test" if fed.test is not None else "val" if fed.val is not None else "train"
+    loader = fed.test or fed.val
+    result: Result | None = None
+    examples: tuple[list[Example], list[Example]] = ([], [])
+    if loader is not None:
+        result, examples = _measure(loader, made, folder, teller, split)
+    outcome = Outcome(folder.path, split, result, loop.progress.step, loop.progress.seconds)
+    summary = {
+        "split": split,
+        "steps": outcome.steps,
+        "seconds": outcome.seconds,
+        "best": asdict(loop.progress.best) if loop.progress.best else None,
+        "result": result.to_json() if result else None,
+    }
+    if loop.world.first:
+        _report(data, made, folder, outcome, examples, loader.source if loader else data.train)
+        with replacing(folder.path / "result.json") as temporary:
+            dump_json(temporary, summary)
+        _summarise(made, folder, outcome, loop, teller)
+    return outcome
+
+
+def _measure(
+    loader: Any, made: Plan, folder: RunFolder, teller: Teller, split: str
+) -> tuple[Result, tuple[list[Example], list[Example]]]:
+    """In fp32, from the file: what whoever loads it will get."""
+    model = load(folder.best, device=made.device)
+    loss = Loss(made.config.objective.loss == "sigmoid", made.known.classes)
+    scores = Scores(made.known.classes, made.known.several, made.device)
+    extremes = Extremes(SHOWN, made.known.several, loss.sigmoid)
+    with teller.bar(f"measuring on {split}", len(loader.indices)) as tell:
+        score(model, loader, loss, scores, extremes, lambda n: tell(n, ""))
+    return scores.result(), extremes.result()
+
+
+def _report(
+    data: DataSet,
+    made: Plan,
+    folder: RunFolder,
+    outcome: Outcome,
+    examples: tuple[list[Example], list[Example]],
+    source: Source,
+) -> None:
+    description, records = folder.description(), folder.records()
+    bad = folder.path / "bad_images.txt"
+    broken = bad.read_text(errors="replace").splitlines() if bad.is_file() else []
+    notes = [f"{len(broken)} images could not be read (bad_images.txt)"] if broken else []
+    notes += [f"step {r['step']}: {r['text']}" for r in records if r.get("kind") == "event"]
+    counts = [(f"{name} images", f"{len(part):,}") for name, part in data.splits.items()]
+    best, worst = (_pictures(found, data, source) for found in examples)
+    write_report(
+        folder.report,
+        Report(
+            title=data.name,
+            outcome=sentence(outcome, made),
+            command=description["command"],
+            classes=data.classes,
+            records=records,
+            result=outcome.result,
+            split=outcome.split,
+            best=best,
+            worst=worst,
+            choices=[(c["field"], _value(c["value"]), c["why"]) for c in description["choices"]],
+            config=description["config"],
+            environment=description["environment"],
+            data=[("source", description["data"]), *counts, ("split", data.split), ("classes", str(len(data.classes)))],
+            notes=[*data.notes, *made.notes, *notes],
+            next_steps=next_steps(folder),
+        ),
+    )
+
+
+def _pictures(found: Sequence[Example], data: DataSet, source: Source) -> list[Picture]:
+    pictures = []
+    for example in found:
+        pixels: Any = np.asarray(source.image(example.index))
+        truth = tuple(data.classes[i] for i in example.truth)
+        answers = tuple((data.classes[i], p) for i, p in example.answers)
+        pictures.append(Picture(source.name(example.index), pixels, truth, answers, example.loss))
+    return pictures
+
+
+def sentence(outcome: Outcome, made: Plan) -> str:
+    """What was reached, in one sentence."""
+    length = f"{outcome.steps * made.batch_size / made.known.images:.4g} epochs in {_duration(outcome.seconds)}"
+    result = outcome.result
+    if result is None:
+        return f"trained for {length}; nothing was held out to measure on"
+    if result.top1 is None:
+        return f"{result.map or 0:.1%} mean average precision on {result.images:,} {outcome.split} images, {length}"
+    return f"{result.top1:.1%} of {result.images:,} {outcome.split} images right, after {length}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def next_steps(folder: RunFolder) -> list[str]:
+    return [
+        f"vitreous info {folder.best}",
+        f"vitreous predict PHOTO.jpg --model {folder.best}",
+        f"vitreous convert {folder.best} {folder.path / 'timm'} --to timm",
+    ]
+
+
+def _summarise(made: Plan, folder: RunFolder, outcome: Outcome, loop: Loop, teller: Teller) -> None:
+    result, best = outcome.result, loop.progress.best
+    rows = [("reached", sentence(outcome, made))]
+    if result is not None:
+        numbers = result.summary().items()
+        rows.append((outcome.split, "  ".join(f"{name} {shown(name, value)}" for name, value in numbers)))
+    if best is not None:
+        metric = made.config.run.best_by or ""
+        chosen = f"by val {metric} {shown(metric, best.value)}"
+        rows.append(("best", f"step {best.step:,}, {best.weights} weights, {chosen}"))
+    rows += [("model", str(folder.best)), ("report", str(folder.report))]
+    teller.say("")
+    teller.table(rows)
+    teller.say("\nwhat to try next:", style="bold")
+    for line in next_steps(folder):
+        teller.say(f"  {line}")
+
+
+def _finished(folder: RunFolder) -> Outcome:
+    found = read_json(folder.path / "result.json")
+    return Outcome(folder.path, found["split"], None, found["steps"], found["seconds"])

@@ -1,0 +1,143 @@
+"""Durations in words, beside sums done by hand."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitreous.errors import VitreousError
+from vitreous.training.durations import steps, whole_run
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [  # 1,000 images in batches of 50: 20 steps an epoch; 2,000 steps in all
+        ("30 epochs", 600),
+        ("30epochs", 600),
+        ("30 EP", 600),
+        ("  1\tEpoch\n", 20),
+        ("30\u00a0epochs", 600),
+        ("0.5 epochs", 10),
+        (".25 ep", 5),
+        ("30", 600),
+        (30, 600),
+        (1.5, 30),
+        ("500 steps", 500),
+        ("1 step", 1),
+        ("1_500 steps", 1500),
+        ("64000 examples", 1280),
+        ("1e6 examples", 20_000),
+        ("1E+6EXAMPLES", 20_000),
+        ("2.5e-1 epochs", 5),
+        ("300k examples", 6000),
+        ("300 K examples", 6000),
+        ("1.2M images", 24_000),
+        ("2k steps", 2000),
+        ("130 examples", 3),  # 2.6
+        ("5%", 100),
+        ("5 %", 100),
+        ("12.5 percent", 250),
+        ("100%", 2000),
+        ("0%", 0),
+        ("0 steps", 0),
+        (0, 0),
+        ("1 example", 1),  # nearest would be 0
+        ("1e-9 epochs", 1),
+        ("0.001%", 1),
+        ("1e300 examples", None),
+        ("9e18 steps", None),
+    ],
+)
+def test_in_steps(duration: Any, expected: int | None) -> None:
+    if expected is None:
+        with pytest.raises(VitreousError, match="longer than any run"):
+            steps(duration, batch_size=50, images=1000, total_steps=2000)
+    else:
+        assert steps(duration, batch_size=50, images=1000, total_steps=2000) == expected
+
+
+def test_an_epoch_need_not_be_whole_batches() -> None:
+    assert steps("3 epochs", batch_size=64, images=100) == 5  # 300 / 64 = 4.69
+    assert steps("1 epoch", batch_size=512, images=10) == 1
+    assert steps("100 epochs", batch_size=512, images=10) == 2
+
+
+def test_what_a_bare_number_means() -> None:
+    assert steps("7", batch_size=4, images=40, bare="steps") == 7
+    assert steps(50, batch_size=4, images=40, bare="percent", total_steps=9) == 4
+    assert steps("7 epochs", batch_size=4, images=40, bare="steps") == 70
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 10**4))
+def test_nearest_for_whole_epochs(epochs: int, images: int, batch_size: int) -> None:
+    found = steps(f"{epochs} epochs", batch_size=batch_size, images=images)
+    assert found >= 1
+    assert found == 1 or abs(found * batch_size - epochs * images) <= batch_size / 2
+
+
+@pytest.mark.parametrize(
+    ("duration", "message"),
+    [
+        (
+            "5 fortnights",
+            "warmup = '5 fortnights': 'fortnights' is not a unit; there are epochs, steps, examples and %",
+        ),
+        ("5 minutes", "'minutes' is not a unit"),
+        ("5k", "'k' is not a unit"),
+        ("5k%", "'k%' is not a unit"),
+        ("64,000 examples", "',000 examples' is not a unit"),
+        ("5 épochs", "'épochs' is not a unit"),
+        ("-1 epochs", "0 or more"),
+        (-3, "0 or more"),
+        ("-5%", "0 or more"),
+        ("nan epochs", "finite"),
+        (float("nan"), "finite"),
+        ("inf steps", "finite"),
+        ("1e400 examples", "finite"),
+        (10**400, "finite"),
+        ("epochs", "a number and a unit, such as '30 epochs'"),
+        ("", "a number and a unit"),
+        ("30 epochs 5 steps", "'epochs 5 steps' is not a unit"),
+        (True, "a number and a unit"),
+        (None, "a number and a unit"),
+        (["5"], "a number and a unit"),
+    ],
+)
+def test_what_is_wrong_is_said(duration: Any, message: str) -> None:
+    with pytest.raises(VitreousError) as error:
+        steps(duration, batch_size=50, images=1000, total_steps=2000)
+    assert message in str(error.value)
+
+
+def test_a_share_of_an_unknown_whole() -> None:
+    with pytest.raises(VitreousError, match="cooldown = '5%': a percentage is of the whole run"):
+        steps("5%", batch_size=50, images=1000, name="cooldown")
+    with pytest.raises(VitreousError, match="duration = '5%'"):
+        whole_run("5%", batch_size=50, images=1000)
+
+
+@pytest.mark.parametrize("duration", ["0 epochs", "0", 0, "0 steps", 0.0])
+def test_the_whole_run_is_not_nothing(duration: Any) -> None:
+    with pytest.raises(VitreousError, match=r"duration = .*longer than nothing"):
+        whole_run(duration, batch_size=50, images=1000)
+
+
+def test_the_whole_run() -> None:
+    assert whole_run("3", batch_size=50, images=1000) == 60
+    assert whole_run("1 example", batch_size=50, images=1000) == 1
+
+
+def test_without_images_or_batches() -> None:
+    with pytest.raises(VitreousError, match="no training images"):
+        steps("1 epoch", batch_size=4, images=0)
+    assert steps("10 steps", batch_size=4, images=0) == 10
+    with pytest.raises(VitreousError, match="batch_size = 0"):
+        steps("1 epoch", batch_size=0, images=10)
+
+
+def test_durations_and_schedules_do_without_torch() -> None:
+    code = "import sys, vitreous.training.durations, vitreous.training.schedules; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -1,7 +1,8 @@
 """Vitreous: Vision Transformers you can see through.
 
 `vitreous.load("file")` opens anybody's weights, `vitreous.create("B/16")` builds a model, `vitreous.names()` lists
-them, `vitreous.cost(model, 384)` says what one costs. Nothing heavy is imported until it is used.
+them, `vitreous.cost(model, 384)` says what one costs, `vitreous.train("folder")` trains one. Nothing heavy is imported
+until it is used.
 """
 
 from importlib import import_module
@@ -10,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitreous.data.opening import open_data
+    from vitreous.data.sources import DataSet
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.models.cost import Cost, cost
     from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
     from vitreous.models.vit import VisionTransformer, ViTConfig
     from vitreous.models.zoo import create, names
     from vitreous.preprocessing import Preprocessing
+    from vitreous.training.config import TrainConfig
+    from vitreous.training.recipes import recipe
+    from vitreous.training.train import Outcome, resume, train
     from vitreous.weights.load import load
     from vitreous.weights.report import LoadReport
     from vitreous.weights.save import convert, save
@@ -33,6 +39,13 @@ _HOMES = {
     "create": "vitreous.models.zoo",
     "names": "vitreous.models.zoo",
     "Preprocessing": "vitreous.preprocessing",
+    "DataSet": "vitreous.data.sources",
+    "open_data": "vitreous.data.opening",
+    "TrainConfig": "vitreous.training.config",
+    "recipe": "vitreous.training.recipes",
+    "train": "vitreous.training.train",
+    "resume": "vitreous.training.train",
+    "Outcome": "vitreous.training.train",
     "LoadReport": "vitreous.weights.report",
     "load": "vitreous.weights.load",
     "convert": "vitreous.weights.save",
@@ -43,9 +56,12 @@ __all__ = [
     "BiT",
     "BiTConfig",
     "Cost",
+    "DataSet",
     "LoadReport",
+    "Outcome",
     "Preprocessing",
     "ResNetConfig",
+    "TrainConfig",
     "ViTConfig",
     "VisionTransformer",
     "VitreousError",
@@ -55,7 +71,11 @@ __all__ = [
     "create",
     "load",
     "names",
+    "open_data",
+    "recipe",
+    "resume",
     "save",
+    "train",
 ]
 
 

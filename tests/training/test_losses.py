@@ -163,6 +163,7 @@ def test_logits_of_another_model() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_gpu(kind: Any) -> None:
     ours = build(Objective(loss=kind, label_smoothing=0.1, class_weights="balanced"), LABELS, 5, "cuda")
     logits = torch.randn(10, 5, device="cuda", requires_grad=True)

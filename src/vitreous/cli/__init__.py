@@ -15,6 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import tyro
 
     from vitreous.cli.convert import convert
+    from vitreous.cli.data import data
     from vitreous.cli.info import info
     from vitreous.cli.models import models
     from vitreous.cli.predict import predict
@@ -27,7 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.showwarning = _show  # type: ignore[assignment]
     try:
         app = tyro.extras.SubcommandApp()
-        for command in (train_command(arguments), predict, info, convert, models):
+        for command in (
+            train_command(arguments if arguments[:1] == ["train"] else ()),
+            data,
+            predict,
+            info,
+            convert,
+            models,
+        ):
             app.command(command)
         app.cli(
             prog="vitreous",

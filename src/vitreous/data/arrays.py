@@ -1,7 +1,6 @@
 """Images that are all in memory, as an array; and the .npz files that hold such arrays."""
 
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,17 +81,16 @@ def as_images(array: NDArray[Any], key: str, notes: list[str]) -> NDArray[uint8]
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not hasattr(file, "files"):
+        with path.open("rb") as stream:
+            held = np.load(stream, allow_pickle=False)
+            if isinstance(held, np.ndarray):
                 raise VitreousError("one bare array: save images and labels together with np.savez")
-            return {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError, MemoryError) as error:
-        if isinstance(error, VitreousError):
-            raise
+            return {key: held[key] for key in held.files}
+    except VitreousError:
+        raise
+    except Exception as error:  # numpy's, zipfile's and zlib's own, of a damaged file
         what = "it holds Python objects, which are not opened" if "allow_pickle" in str(error) else str(error)
         raise VitreousError(f"cannot be read as a .npz file ({what})") from error
-    except Exception as error:  # zlib's own, of a damaged file
-        raise VitreousError(f"cannot be read as a .npz file ({error})") from error
 
 
 def _places(keys: list[str]) -> dict[str, tuple[str, str]]:

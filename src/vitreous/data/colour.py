@@ -41,8 +41,8 @@ def sharpness(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def mean_grey(images: Tensor) -> Tensor:
-    """(B, 1, 1, 1)."""
-    return grey(images).mean((2, 3), keepdim=True)
+    """The average luminance, (B, 1, 1, 1): a whole level, as Pillow has it, so that the order of adding is forgotten."""
+    return (grey(images).mean((2, 3), keepdim=True) + 0.5).floor()
 
 
 def smooth(images: Tensor) -> Tensor:
@@ -52,9 +52,9 @@ def smooth(images: Tensor) -> Tensor:
         return images
     rows = images[:, :, :-2] + images[:, :, 1:-1] + images[:, :, 2:]
     nine = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    inner = (nine + 4 * images[:, :, 1:-1, 1:-1]) / 13
-    middle = torch.cat((images[:, :, 1:-1, :1], inner, images[:, :, 1:-1, -1:]), 3)
-    return torch.cat((images[:, :, :1], middle, images[:, :, -1:]), 2)
+    smoothed = images.clone()
+    smoothed[:, :, 1:-1, 1:-1] = (nine + 4 * images[:, :, 1:-1, 1:-1]) / 13
+    return smoothed
 
 
 def solarise(values: Tensor, threshold: float) -> Tensor:

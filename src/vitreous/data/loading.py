@@ -146,7 +146,7 @@ def chunks(
     loader: DataLoader[Chunk] = DataLoader(
         _Reader(source, read, replace),
         batch_size=None,
-        sampler=tasks,  # type: ignore[arg-type]
+        sampler=tasks,
         num_workers=workers,
         **options,
     )
@@ -204,15 +204,34 @@ def stand_ins(count: int, bad: Iterable[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """One process's part of a step. Its pixels are cut out when they are asked for, a micro-batch at a time."""
+    """One process's part of a step, on the device."""
 
-    keys: Tensor  # on the device, as everything here
+    rows: Tensor  # what the loader's `cut` makes pixels of: numbers of images that are held, or the pixels themselves
+    keys: Tensor
     labels: Tensor
-    bad: tuple[tuple[int, str], ...]
-    cut: Callable[[slice], Tensor]
+    bad: tuple[tuple[int, str], ...] = ()
 
     def __len__(self) -> int:
         return len(self.keys)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Pixels of a batch: crops out of what is held, made on the device; or what the workers made already."""
+
+    held: Held | None
+    crop: Crop
+
+    def __call__(self, rows: Tensor, keys: Tensor) -> Tensor:
+        held, size, options = self.held, self.crop.size, self.crop.options
+        if held is None:
+            return rows
+        if options.crop == 1:  # held as they are shown
+            pixels = held.whole(rows, size)
+            return torch.where(flips(keys, options)[:, None, None, None], pixels.flip(3), pixels)
+        sizes = held.sizes[rows]
+        boxes = crop_boxes(keys, sizes[:, 0], sizes[:, 1], options)
+        return held.crops(rows, boxes, flips(keys, options), size)
 
 
 @dataclass(frozen=True)
@@ -230,6 +249,10 @@ class TrainLoader:
     rank: int = 0
     ranks: int = 1
 
+    @property
+    def cut(self) -> Cut:
+        return Cut(self.survey.held, self.crop)
+
     def positions(self, step: int) -> tuple[int, int]:
         """Which part of the stream this process sees at a step."""
         share = self.batch_size // self.ranks
@@ -245,13 +268,11 @@ class TrainLoader:
         return self.stream.indices(start, stop), draws.keys(self.seed, torch.arange(start, stop))
 
     def _held(self, first: int, last: int) -> Iterator[Batch]:
-        held = self.survey.held
-        assert held is not None
         labels = self.source.labels.to(self.device)
         shown = stand_ins(len(self.source), self.survey.bad).to(self.device)
         for step in range(first, last):
             indices, keys = (_sent(tensor, self.device) for tensor in self._order(step))
-            yield Batch(keys, labels[shown[indices]], (), _Cut(held, indices, keys, self.crop))
+            yield Batch(indices, keys, labels[shown[indices]])
 
     def _decoded(self, first: int, last: int) -> Iterator[Batch]:
         shown = stand_ins(len(self.source), self.survey.bad)
@@ -267,23 +288,7 @@ class TrainLoader:
             labels = self.source.labels[torch.cat([part.indices for part in parts])]
             _, keys = self._order(step)
             bad = tuple(item for part in parts for item in part.bad)
-            yield Batch(_sent(keys, self.device), _sent(labels, self.device), bad, pixels.__getitem__)
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """Crops out of what is held, on the device."""
-
-    held: Held
-    indices: Tensor
-    keys: Tensor
-    crop: Crop
-
-    def __call__(self, part: slice) -> Tensor:
-        indices, keys = self.indices[part], self.keys[part]
-        sizes = self.held.sizes[indices]
-        boxes = crop_boxes(keys, sizes[:, 0], sizes[:, 1], self.crop.options)
-        return self.held.crops(indices, boxes, flips(keys, self.crop.options), self.crop.size)
+            yield Batch(pixels, _sent(keys, self.device), _sent(labels, self.device), bad)
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -63,7 +63,7 @@ def _blended(images: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
         _is(name, operation) for name in ("colour", "contrast", "brightness", "sharpness")
     )
     grey = colour.grey(images)
-    degenerate = torch.where(per_image(by_contrast), grey.mean((2, 3), keepdim=True), 0.0)
+    degenerate = torch.where(per_image(by_contrast), colour.mean_grey(grey), 0.0)
     degenerate = torch.where(per_image(by_colour), grey, degenerate)
     degenerate = torch.where(per_image(by_sharpness), colour.smooth(images), degenerate)
     enhanced = by_colour | by_contrast | by_brightness | by_sharpness

@@ -81,9 +81,8 @@ def smooth(y: Numbers, window: int) -> Numbers:
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers, evenly spaced, from at or below `low` to at or above `high`."""
-    if high - low <= 1e-9 * abs(high):
-        pad = abs(low) * 0.1 or 1.0
-        low, high = (0.0, 1.0) if low == 0 else (low - pad, high + pad)
+    if high - low <= max(1e-9 * abs(high), 1e-30):  # one value: it gets some room around it
+        low, high = (low - 0.1 * abs(low), high + 0.1 * abs(high)) if abs(low) > 1e-30 else (0.0, 1.0)
     raw = (high - low) / about
     power = math.floor(math.log10(raw))
     step = next(m for m in (1, 2, 5, 10) if m * 10.0**power >= raw * 0.999) * 10.0**power
@@ -139,14 +138,19 @@ def draw(chart: Chart) -> str:
     y_ticks, cut = _y_ticks(chart, lines)
     y_names = [_plain(v) for v in y_ticks] if chart.log else tick_names(y_ticks, chart.kind)
     frame = _Frame(*_x_range(lines), y_ticks[0], y_ticks[-1], chart.log)
-    x_ticks = [x for x in ticks(frame.x_low, frame.x_high, 6) if frame.x_low <= x <= frame.x_high]
+    x_ticks = [
+        x
+        for x in ticks(frame.x_low, frame.x_high, 6)
+        if frame.x_low <= x <= frame.x_high and (x.is_integer() or chart.x_name != "step")
+    ]
     marks = [(x, str(i)) for i, x in enumerate(chart.marks, 1) if frame.x_low <= x <= frame.x_high][:MOST_MARKS]
     paths = "".join(_path(line, frame) for line in sorted(lines, key=lambda line: line.style != "raw"))
     svg = f"""<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none"{' class="cut"' if cut else ""} role="img" \
 aria-label="{_said(chart, lines)}">{_grid(frame, x_ticks, y_ticks)}{_marks(frame, marks)}{paths}</svg>"""
+    scale = '<span class="key">log scale</span>' if chart.log else ""
     notes = " ".join(note for note in (chart.note, cut) if note)
     return f"""<figure class="chart" {frame.data} data-kind="{chart.kind}" data-x-name="{text(chart.x_name)}">
-<figcaption><b>{text(chart.title)}</b>{'<span class="key">log scale</span>' if chart.log else ""}{_legend(lines)}</figcaption>
+<figcaption><b>{text(chart.title)}</b>{scale}{_legend(lines)}</figcaption>
 <div class="frame"><div class="y-names">{_labels(y_ticks, frame.y, "bottom", y_names)}</div>
 <div class="plot">{svg}{_labels([x for x, _ in marks], frame.x, "left", [n for _, n in marks], "mark-name")}</div>
 <div class="x-names">{_labels(x_ticks, frame.x, "left", tick_names(x_ticks))}</div></div>
@@ -180,7 +184,7 @@ class _Frame:
 
 def _x_range(lines: Sequence[Line]) -> tuple[float, float]:
     low, high = min(float(line.x.min()) for line in lines), max(float(line.x.max()) for line in lines)
-    return (min(0.0, low), high) if high > max(low, 0) else (low - 0.5, high + 0.5)
+    return (min(0.0, low), high) if high > low else (min(0.0, low), max(1.0, 2 * high))
 
 
 def _y_ticks(chart: Chart, lines: Sequence[Line]) -> tuple[list[float], str]:
@@ -193,7 +197,7 @@ def _y_ticks(chart: Chart, lines: Sequence[Line]) -> tuple[list[float], str]:
     if len(values) > 50 and usual > 0 and high > SPIKE * usual:
         peak = f"{100 * high:.3g}%" if chart.kind == "percent" else f"{high:.3g}"
         cut, high = f"Peaks reach {peak}, above this picture.", 1.5 * usual
-    if 0 <= low and (chart.from_zero or low < high / 2):
+    if low >= 0 and (chart.from_zero or low < high / 2):
         low = 0.0
     found = ticks(low, high)
     if chart.kind == "percent":  # no share is below 0% or above 100%

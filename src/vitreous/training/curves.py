@@ -71,10 +71,10 @@ def charts(history: History) -> list[Chart]:
         metric, name = ("map", "Mean average precision")
     found = [
         _chart(history, "Loss", "loss", "loss"),
-        _chart(history, name, "accuracy", metric, "percent"),
+        _chart(history, name, "accuracy" if metric == "top1" else metric, metric, "percent"),
         _chart(history, "Learning rate", "lr", steady=True),
         _chart(history, "Norm of the gradient", "grad_norm"),
-        _chart(history, "Images per second", "images_per_second"),
+        _chart(history, "Images per second", "images_per_second", from_zero=True),
         _chart(history, "Time spent waiting for data", "data_wait", kind="percent"),
     ]
     return [chart for chart in found if any(np.isfinite(line.y).any() for line in chart.lines)]
@@ -92,21 +92,25 @@ def best_evaluation(history: History, key: str) -> tuple[float, str, str, Record
 
 
 def _chart(
-    history: History, title: str, train_key: str, eval_key: str = "", kind: Kind = "number", steady: bool = False
+    history: History,
+    title: str,
+    train_key: str,
+    eval_key: str = "",
+    kind: Kind = "number",
+    steady: bool = False,
+    from_zero: bool = False,
 ) -> Chart:
     x, y = history.x(history.train), column(history.train, train_key)
     lines = [Line("train", "train", x, y)]
-    note = ""
     if history.window > 1 and not steady:
         lines = [Line("", "raw", x, y), Line("train", "train", x, smooth(y, history.window))]
     for (split, weights), group in history.evaluations.items() if eval_key else ():
         style: Literal["val", "ema", "other"] = "other" if split == "test" else "ema" if weights == "ema" else "val"
         name = f"{split} EMA" if weights == "ema" else split
         lines.append(Line(name, style, history.x(group), column(group, eval_key)))
-    if broken := [r for r in history.train if isinstance(r.get(train_key), float) and not _finite(r[train_key])]:
-        note = f"Not finite on {len(broken):,} lines, first at step {broken[0].get('step', '?')}."
     log = eval_key == "loss" and _spans(lines)
-    return Chart(title, history.x_name, lines, kind, log, [x for x, _ in history.events], note)
+    marks = [x for x, _ in history.events]
+    return Chart(title, history.x_name, lines, kind, log, from_zero, marks, _broken(history, train_key))
 
 
 def _spans(lines: Sequence[Line]) -> bool:
@@ -118,8 +122,16 @@ def _spans(lines: Sequence[Line]) -> bool:
     return bool(len(drawn) and values.min() > 1e-9 and drawn.max() > WIDE * drawn.min())
 
 
-def _finite(value: float) -> bool:
-    return math.isfinite(value) and abs(value) < LARGEST
+def _broken(history: History, key: str) -> str:
+    """A word on values that cannot be drawn. One that is missing is not among them."""
+    steps = [
+        record.get("step", "?")
+        for record in history.train
+        if isinstance(record.get(key), float) and math.isnan(number(record, key))
+    ]
+    if len(steps) < 2:
+        return f"Not finite at step {steps[0]}." if steps else ""
+    return f"Not finite at {len(steps):,} steps, first at step {steps[0]}."
 
 
 def _last_pass(records: Iterable[Record]) -> list[Record]:

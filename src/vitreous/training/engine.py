@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.data.augmentation import augment
-from vitreous.data.loading import Batch
+from vitreous.data.loading import Batch, Cut
 from vitreous.data.mixing import mix
 from vitreous.data.options import Augmentation
 from vitreous.errors import VitreousError
@@ -25,14 +25,15 @@ from vitreous.training.world import World
 
 @dataclass(frozen=True)
 class Prepare:
-    """From pixels and labels as they come to what the model is trained on."""
+    """From what the loader gives to what the model is trained on."""
 
+    cut: Cut
     options: Augmentation
     preprocessing: Preprocessing
     loss: Loss
 
-    def __call__(self, pixels: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        images = augment(pixels, keys, self.options)
+    def __call__(self, rows: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        images = augment(self.cut(rows, keys), keys, self.options)
         if self.options.mixup or self.options.cutmix:
             images, labels = mix(images, self.loss.prepared(labels), keys, self.options)
         return self.preprocessing.normalise(images), labels
@@ -122,7 +123,7 @@ class Engine:
         for start in range(0, len(batch), self.micro_batch):
             part = slice(start, start + self.micro_batch)
             keys = batch.keys[part]
-            images, targets = self.prepare(batch.cut(part), batch.labels[part], keys)
+            images, targets = self.prepare(batch.rows[part], batch.labels[part], keys)
             key_drops(self.model, keys)
             with self.autocast():
                 logits = self.forward(images)

@@ -60,7 +60,7 @@ def muon_matrices(model: VisionTransformer | BiT) -> dict[str, int]:
 def freeze_(model: nn.Module, patterns: Iterable[str]) -> None:
     """Train no parameter whose name matches one of the patterns."""
     parameters = dict(model.named_parameters())
-    frozen = {name for pattern in patterns for name in _matching(pattern, parameters, "freeze")}
+    frozen = {name for pattern in patterns for name in _matching(pattern, parameters, "freeze", "parameter")}
     if parameters and all(name in frozen or not p.requires_grad for name, p in parameters.items()):
         raise VitreousError("freeze: every parameter is frozen, so that there is nothing to train")
     for name in frozen:
@@ -80,15 +80,15 @@ def multipliers(names: Iterable[str], rules: Iterable[str]) -> dict[str, float]:
             raise VitreousError(
                 f"lr_multipliers: {rule!r} is not PATTERN=FACTOR with a factor of 0 or more, such as 'head.*=10'"
             )
-        for name in _matching(pattern.strip(), product, "lr_multipliers"):
+        for name in _matching(pattern.strip(), product, "lr_multipliers", "parameter that is trained"):
             product[name] *= factor
     return product
 
 
-def _matching(pattern: str, names: Iterable[str], option: str) -> list[str]:
+def _matching(pattern: str, names: Iterable[str], option: str, what: str) -> list[str]:
     if found := [name for name in names if fnmatchcase(name, pattern)]:
         return found
     near = get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.4)
     first = list(dict.fromkeys(name.partition(".")[0] for name in names))
     hint = f"near are {', '.join(near)}" if near else f"names begin with {', '.join(first)}"
-    raise VitreousError(f"{option}: {pattern!r} matches no parameter that is trained; {hint}")
+    raise VitreousError(f"{option}: {pattern!r} matches no {what}; {hint}")

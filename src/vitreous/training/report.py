@@ -21,7 +21,7 @@ from PIL import Image
 from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result
 from vitreous.training.charts import draw, text
-from vitreous.training.curves import History, best_evaluation, charts, column
+from vitreous.training.curves import History, best_evaluation, charts, column, number
 from vitreous.training.report_classes import COUNTED, bar, class_table, confusions, share
 from vitreous.weights.files import replacing
 
@@ -125,11 +125,11 @@ def _tiles(report: Report, history: History) -> str:
         if result.invalid:
             tiles.append((f"{result.invalid:,}", "images answered with NaN"))
     for key, name in (("top1", "accuracy"), ("map", "mAP")):
-        if best := best_evaluation(history, key):
+        best = best_evaluation(history, key)
+        if best and not (result and best[1] == report.split):  # there the result says it
             value, split, weights, record = best
-            place = f"{history.x_name} {_number(float(record.get(history.x_name) or 0))}"
-            mean = "EMA, " if weights == "ema" else ""
-            tiles.append((share(value), f"best {split} {name} ({mean}{place})"))
+            place = f"{'EMA, ' if weights == 'ema' else ''}{history.x_name} {_number(number(record, history.x_name))}"
+            tiles.append((share(value), f"best {split} {name} ({place})"))
     speed, memory = column(history.train, "images_per_second"), column(history.train, "memory_bytes")
     if np.isfinite(speed).any():
         tiles.append((_number(float(np.nanmedian(speed))), "images per second"))
@@ -172,18 +172,19 @@ def _cards(pictures: Sequence[Picture], caption: str) -> str:
 
 def _card(picture: Picture) -> str:
     source, tiny = _png(picture)
-    truth = ", ".join(picture.truth) or "no label"
+    truth = f'is <b class="name">{text(", ".join(picture.truth))}</b>' if picture.truth else "has no label"
     answers = "".join(_answer(name, value, name in picture.truth) for name, value in picture.answers)
-    return f"""<figure class="card"><img{' class="tiny"' if tiny else ""} alt="{text(picture.name)}" src="{source}">
-<p>is <b class="name">{text(truth)}</b></p>{answers or "<p>the model said NaN</p>"}
-<p class="file"><span class="name">{text(picture.name)}</span>, loss {_loss(picture.loss)}</p></figure>
+    name, css = text(picture.name), ' class="tiny"' if tiny else ""
+    return f"""<figure class="card" title="{name}"><img{css} alt="{name}" src="{source}">
+<p>{truth}</p>{answers or "<p>the model said NaN</p>"}
+<p class="file">loss {_loss(picture.loss)}, <span class="name">{name}</span></p></figure>
 """
 
 
 def _answer(name: str, value: float, right: bool) -> str:
-    mark = " \u2713" if right else ""
+    mark = "\u2713\u00a0" if right else ""
     return (
-        f'<div class="answer{"" if right else " no"}"><span class="name">{text(name)}{mark}</span>'
+        f'<div class="answer{"" if right else " no"}"><span class="name">{mark}{text(name)}</span>'
         f'<span class="num">{share(value)}</span>{bar(value)}</div>'
     )
 

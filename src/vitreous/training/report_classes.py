@@ -26,10 +26,11 @@ def name_of(classes: Sequence[str], index: int) -> str:
 
 def share(value: float) -> str:
     """A share as a percentage. What is not quite all, or not quite nothing, does not look like it."""
-    shown = f"{100 * value:.1f}"
-    if (shown == "100.0" and value < 1) or (shown == "0.0" and value > 0):
-        shown = f"{math.floor(1e4 * value) / 100 if value > 0.5 else 100 * value:.2f}"
-    return f"{shown}%"
+    if 0 < value < 0.0005:
+        return f"{100 * value:.2f}%" if value >= 0.0001 else "<0.01%"
+    if 0.9995 <= value < 1:
+        return f"{math.floor(1e4 * value) / 100:.2f}%"
+    return f"{100 * value:.1f}%"
 
 
 def bar(value: float) -> str:
@@ -44,7 +45,7 @@ def confusions(result: Result, classes: Sequence[str]) -> str:
     counts = np.array(result.confusion, dtype=np.int64)
     matrix = _matrix(counts, classes) if len(counts) <= DRAWN else ""
     legend = f'<p class="quiet">{LEGEND}</p>' if matrix else ""
-    return f'{legend}<div class="beside">{matrix}{_pairs(counts, classes, 10 if matrix else 40)}</div>'
+    return f'{legend}<div class="beside">{matrix}{_pairs(counts, classes, 10 if matrix else 20)}</div>'
 
 
 def _matrix(counts: NDArray[np.int64], classes: Sequence[str]) -> str:

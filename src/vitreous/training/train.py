@@ -70,6 +70,7 @@ def train(data: str | os.PathLike[str], config: TrainConfig | None = None, *, qu
         "choices": [asdict(choice) for choice in made.choices],
         "split": opened.split,
         "fingerprint": fingerprint(opened),
+        "threads": torch.get_num_threads(),
         "command": command(),
         "environment": environment(made.device),
     }
@@ -103,6 +104,8 @@ def resume(
     if fingerprint(opened) != description.get("fingerprint"):
         raise VitreousError(f"{folder.path}: the data is not what it was: other images, labels or classes than then")
     made = plan(opened, config, world)
+    if made.device.type == "cpu" and isinstance(threads := description.get("threads"), int):
+        torch.set_num_threads(threads)  # sums are split among them, and rounded accordingly
     fed = feed(opened, made, world, teller)
     return _carry_out(opened, made, fed, folder, teller, world, resumed=True)
 
@@ -137,7 +140,7 @@ def _carry_out(
     data: DataSet, made: Plan, fed: Feed, folder: RunFolder, teller: Teller, world: World, resumed: bool
 ) -> Outcome:
     with folder.locked():
-        engine = _engine(data, made)
+        engine = _engine(data, made, fed)
         loop = Loop(made, fed, engine, folder, teller, [], world)
         if resumed:
             _restore(loop, folder, teller)
@@ -152,7 +155,7 @@ def _carry_out(
         return _conclude(data, made, fed, folder, teller, loop)
 
 
-def _engine(data: DataSet, made: Plan) -> Engine:
+def _engine(data: DataSet, made: Plan, fed: Feed) -> Engine:
     config = made.config
     torch.manual_seed(config.run.seed)
     model = build(made.model)  # drawn on the CPU, so that every device starts from the same weights
@@ -162,7 +165,7 @@ def _engine(data: DataSet, made: Plan) -> Engine:
     engine = Engine(
         model,
         loss,
-        Prepare(config.augmentation, made.preprocessing, loss),
+        Prepare(fed.train.cut, config.augmentation, made.preprocessing, loss),
         optimisers.build(model, config.optimiser),
         Ema(model, config.optimiser.ema) if config.optimiser.ema else None,
         config.optimiser.clip,

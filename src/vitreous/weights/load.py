@@ -27,7 +27,13 @@ from vitreous.weights.places import State
 from vitreous.weights.report import LoadReport
 from vitreous.weights.resize import resize
 
-MAIN = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+MAIN = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    "best.safetensors",  # of a training run, which keeps its last weights beside them
+)
 
 
 def load(

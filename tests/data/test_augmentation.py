@@ -1,0 +1,345 @@
+import math
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor
+
+from vitreous import draws
+from vitreous.data.augmentation import augment, crop_boxes, flips
+from vitreous.data.geometry import affine, gather_boxes
+from vitreous.data.mixing import mix
+from vitreous.data.options import Augmentation
+from vitreous.data.randaugment import OPERATIONS, moves, recolour
+from vitreous.errors import VitreousError
+
+OFF: dict[str, Any] = {
+    "crop": 1.0, "aspect": 1.0, "shift": 0.0, "flip": False, "randaugment": 0, "magnitude": 9.0,
+    "three_augment": False, "jitter": 0.0, "erase": 0.0, "mixup": 0.0, "cutmix": 0.0,
+}  # fmt: skip
+EVERYTHING: dict[str, Any] = {
+    "crop": 0.2, "aspect": 4 / 3, "shift": 0.1, "flip": True, "randaugment": 2, "magnitude": 9.0,
+    "three_augment": True, "jitter": 0.3, "erase": 0.5, "mixup": 0.8, "cutmix": 1.0,
+}  # fmt: skip
+
+
+def options(**changes: Any) -> Augmentation:
+    return Augmentation(**{**OFF, **changes})
+
+
+def keys(count: int, seed: int = 0) -> Tensor:
+    return draws.keys(seed, torch.arange(count))
+
+
+def bytes_(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+def picture(pixels: Tensor) -> Image.Image:
+    array = pixels.byte().permute(1, 2, 0).numpy()
+    return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+
+
+def tensor(image: Image.Image) -> Tensor:
+    array = np.array(image)
+    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy()).float()
+
+
+# ---------------------------------------------------------------- crops and flips
+
+
+def test_whole_images_exactly() -> None:
+    heights, widths = torch.tensor([1, 30, 999, 20000]), torch.tensor([7, 30, 2, 12345])
+    zeros = torch.zeros(4)
+    boxes = crop_boxes(keys(4), heights, widths, options())
+    assert boxes.dtype == torch.float32
+    assert torch.equal(boxes, torch.stack((zeros, zeros, heights, widths), 1))
+
+
+@pytest.mark.parametrize(("crop", "aspect"), [(0.08, 4 / 3), (0.5, 1.0), (0.9, 3.0), (1.0, 2.0), (0.0, 1.5)])
+def test_crops_are_inside_and_of_the_area_drawn(crop: float, aspect: float) -> None:
+    n = 4000
+    heights, widths = torch.randint(8, 700, (n,)), torch.randint(8, 700, (n,))
+    top, left, height, width = (
+        crop_boxes(keys(n), heights, widths, options(crop=crop, aspect=aspect)).double().unbind(1)
+    )
+    assert (torch.stack((top, left)) >= 0).all()
+    assert (top + height <= heights).all()  # without a margin: Pillow refuses a box that is over by a hair
+    assert (left + width <= widths).all()
+    assert (torch.stack((height, width)) >= 1).all()
+    large = (height > 1.01) & (width > 1.01)  # where a pixel's width did not interfere
+    area = (height * width / (heights * widths))[large]
+    assert area.min() > crop - 1e-5
+    assert abs(area.mean() - (1 + crop) / 2) < 0.02
+    ratio = ((width / widths) / (height / heights))[large]
+    assert ratio.max() < aspect * 1.0001
+    assert ratio.min() > 1 / aspect / 1.0001
+    if crop == 0.08:
+        assert abs(ratio.log().mean()) < 0.01
+        assert ratio.log().abs().max() > 0.95 * math.log(aspect)
+    if crop < 1:
+        assert (top / (heights - height)).nanmean().sub(0.5).abs() < 0.02
+
+
+def test_flips() -> None:
+    assert not flips(keys(100), options()).any()
+    mirrored = flips(keys(4000), options(flip=True))
+    assert mirrored.dtype == torch.bool
+    assert 1850 < mirrored.sum() < 2150
+
+
+# ---------------------------------------------------------------- RandAugment
+
+
+def reference(image: Image.Image, name: str, amount: float) -> Image.Image:
+    """The operation by Pillow; `amount` is -1 to 1."""
+    fill = 128 if image.mode == "L" else (128, 128, 128)
+
+    def transformed(*matrix: float) -> Image.Image:
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
+
+    operations = {
+        "identity": lambda: image,
+        "autocontrast": lambda: ImageOps.autocontrast(image),
+        "equalise": lambda: ImageOps.equalize(image),
+        "rotate": lambda: image.rotate(30 * amount, Image.Resampling.BILINEAR, fillcolor=fill),
+        "solarise": lambda: ImageOps.solarize(image, 256 * (1 - abs(amount))),
+        "colour": lambda: ImageEnhance.Color(image).enhance(1 + 0.9 * amount),
+        "posterise": lambda: ImageOps.posterize(image, 8 - round(4 * abs(amount))),
+        "contrast": lambda: ImageEnhance.Contrast(image).enhance(1 + 0.9 * amount),
+        "brightness": lambda: ImageEnhance.Brightness(image).enhance(1 + 0.9 * amount),
+        "sharpness": lambda: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * amount),
+        "shear x": lambda: transformed(1, 0.3 * amount, 0, 0, 1, 0),
+        "shear y": lambda: transformed(1, 0, 0, 0.3 * amount, 1, 0),
+        "translate x": lambda: transformed(1, 0, 0.45 * amount * image.width, 0, 1, 0),
+        "translate y": lambda: transformed(1, 0, 0, 0, 1, 0.45 * amount * image.height),
+    }
+    return operations[name]()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (33, 21), (96, 130)])
+@pytest.mark.parametrize("strength", [0.0, 0.37, 0.9])
+def test_every_operation_as_pillow_does_it(height: int, width: int, channels: int, strength: float) -> None:
+    images = bytes_(2 * len(OPERATIONS), channels, height, width).float()
+    operation = torch.arange(len(OPERATIONS)).repeat(2)
+    amount = torch.tensor([strength, -strength]).repeat_interleave(len(OPERATIONS))
+    out = affine(recolour(images, operation, amount, strength), moves(operation, amount, (height, width))[:, :2])
+    for image, number, share, pixels in zip(images, operation, amount.tolist(), out, strict=True):
+        expected = tensor(reference(picture(image), OPERATIONS[number], share))
+        assert (pixels - expected).abs().max() < 2, (OPERATIONS[number], share)
+
+
+def test_operations_are_drawn_evenly_and_one_after_the_other() -> None:
+    """On a picture whose every operation can be told from the others, by Pillow."""
+    image = picture(torch.randint(20, 200, (3, 18, 16)))
+    candidates = torch.stack([tensor(reference(image, name, sign * 0.6)) for name in OPERATIONS for sign in (1, -1)])
+    n = 1400
+    images = tensor(image).expand(n, -1, -1, -1)
+    distance = (augment(images, keys(n), options(randaugment=1, magnitude=6.0))[:, None] - candidates).abs()
+    distance = distance.amax((2, 3, 4))
+    assert (distance.amin(1) < 2).all()
+    counts = torch.bincount(distance.argmin(1) // 2, minlength=len(OPERATIONS))
+    assert counts.min() > 60  # of 100
+    assert counts.max() < 140
+    twice = augment(images, keys(n), options(randaugment=2, magnitude=6.0))
+    untouched = (twice == images).flatten(1).all(1).sum()
+    assert 1 <= untouched < 25  # identity twice: 7 expected, and a few that undo each other
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def test_nothing_is_on() -> None:
+    images = bytes_(3, 3, 9, 7)
+    out = augment(images, keys(3), options())
+    assert out.dtype == torch.float32
+    assert torch.equal(out, images.float())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_shifts_are_whole_and_up_to_the_share(channels: int) -> None:
+    height, width, n = 20, 31, 600
+    image = bytes_(1, channels, height, width).float() + 1  # nothing is black
+    out = augment(image.expand(n, -1, -1, -1), keys(n), options(shift=0.1))
+    seen = set()
+    padded = torch.nn.functional.pad(image[0], (3, 3, 2, 2))
+    windows = {(d, r): padded[:, 2 - d : 22 - d, 3 - r : 34 - r] for d in range(-2, 3) for r in range(-3, 4)}
+    for moved in out:
+        found = [place for place, window in windows.items() if torch.equal(window, moved)]
+        assert len(found) == 1
+        seen.add(found[0])
+    assert seen == set(windows)
+
+
+@pytest.mark.parametrize("size", [(24, 24), (224, 224)])
+def test_three_augment(size: tuple[int, int]) -> None:
+    n = 30
+    image = bytes_(1, 3, *size).float()
+    out = augment(image.expand(n, -1, -1, -1), keys(n), options(three_augment=True))
+    grey = tensor(picture(image[0]).convert("L"))
+    solarised = tensor(ImageOps.solarize(picture(image[0])))
+    kinds = []
+    for pixels in out:
+        if (pixels - grey).abs().max() < 0.51:
+            kinds.append("grey")
+        elif torch.equal(pixels, solarised):
+            kinds.append("solarised")
+        else:
+            kinds.append("blurred")
+            assert pixels.mean((1, 2)).sub(image[0].mean((1, 2))).abs().max() < 1.5
+            assert pixels.std() <= image.std()
+            if size == (24, 24):  # sigma is a tenth of that at 224: hardly a blur
+                assert pixels.std() > 0.9 * image.std()
+    assert min(kinds.count(kind) for kind in ("grey", "solarised", "blurred")) > 3
+
+
+def test_jitter_as_pillow_in_three_steps() -> None:
+    image, n = bytes_(1, 3, 15, 22), 400
+    out = augment(image.expand(n, -1, -1, -1), keys(n), options(jitter=0.4))
+    factors = 1 + 0.4 * (2 * draws.uniform(keys(n), "jitter", 3) - 1)
+    assert 0.6 <= factors.min() < 0.61
+    assert 1.39 < factors.max() <= 1.4
+    for pixels, (bright, contrasting, colourful) in zip(out[:40], factors.tolist(), strict=False):
+        step = ImageEnhance.Contrast(ImageEnhance.Brightness(picture(image[0])).enhance(bright)).enhance(contrasting)
+        expected = tensor(ImageEnhance.Color(step).enhance(colourful))
+        assert (pixels - expected).abs().max() < 4  # Pillow cuts fractions off three times
+    black = augment(torch.zeros(2, 1, 4, 4), keys(2), options(jitter=3.0))  # factors are never negative
+    assert torch.equal(black, torch.zeros(2, 1, 4, 4))
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (40, 11), (1, 50), (3, 3)])
+def test_erased_rectangles_are_noise(height: int, width: int) -> None:
+    n = 1000
+    images = torch.full((n, 3, height, width), 300.0)  # no noise is so bright
+    out = augment(images, keys(n), options(erase=0.25))
+    erased = (out[:, 0] != 300).flatten(1).any(1)
+    assert 200 < erased.sum() < 300
+    areas = []
+    for picture_ in out[erased]:
+        where = (picture_[0] != 300).nonzero()
+        sides = where.amax(0) - where.amin(0) + 1
+        assert sides.prod() == len(where)
+        assert ((picture_ != 300).any(0) == (picture_ != 300).all(0)).all()
+        areas.append(len(where) / (height * width))
+    if (height, width) == (32, 32):
+        assert 0.012 < min(areas) < 0.04
+        assert 0.3 < max(areas) < 0.36
+    noise = out[out != 300]
+    assert 0 <= noise.min() <= noise.max() <= 255
+    assert abs(noise.mean() - 127.5) < 8
+    assert abs(noise.std() - 61) < 8  # 64 before clipping
+    if (height, width) == (32, 32):
+        assert len(noise.unique()) > 200
+        pairs = torch.stack((out[:, 0, 10, 10], out[:, 0, 10, 11], out[:, 1, 10, 10], out[:, 0, 11, 10]))
+        both = pairs[:, (pairs != 300).all(0)]
+        assert (torch.corrcoef(both) - torch.eye(4)).abs().max() < 0.35  # neighbours and channels go their own ways
+
+
+# ---------------------------------------------------------------- what holds for all of it
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_alone_is_the_image_in_its_batch(channels: int) -> None:
+    n = 24
+    images, sizes = bytes_(n, channels, 17, 26), torch.randint(5, 300, (2, n))
+    chosen, numbers = Augmentation(**EVERYTHING), keys(n)
+    together = augment(images, numbers, chosen)
+    boxes, mirrored = crop_boxes(numbers, *sizes, chosen), flips(numbers, chosen)
+    assert 0 <= together.min() <= together.max() <= 255
+    for i in range(n):
+        one = slice(i, i + 1)
+        alone = augment(images[one], numbers[one], chosen)
+        differs = (alone - together[one]).abs() > 1e-3
+        assert differs.float().mean() < 0.005  # where rounding decides about a level, and a table makes much of it
+        torch.testing.assert_close(crop_boxes(numbers[one], *sizes[:, one], chosen), boxes[one])
+        assert torch.equal(flips(numbers[one], chosen), mirrored[one])
+    assert (augment(images, keys(n, seed=1), chosen) - together).abs().mean() > 5
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1, 1), (2, 1, 1, 40), (3, 3, 2, 3), (0, 3, 8, 8), (1, 1, 300, 2)])
+def test_images_of_odd_shapes(shape: tuple[int, ...]) -> None:
+    out = augment(bytes_(*shape), keys(shape[0]), Augmentation(**EVERYTHING))
+    assert out.shape == shape
+    assert out.isfinite().all()
+
+
+def test_the_input_is_not_written_to() -> None:
+    images = torch.rand(4, 3, 16, 16) * 255
+    before = images.clone()
+    augment(images, keys(4), Augmentation(**EVERYTHING))
+    assert torch.equal(images, before)
+
+
+def test_what_cannot_be_augmented_is_named() -> None:
+    with pytest.raises(VitreousError, match=r"1 or 3 channels.*got \(2, 4, 8, 8\)"):
+        augment(torch.zeros(2, 4, 8, 8), keys(2), options())
+    with pytest.raises(VitreousError, match="an option is None"):
+        augment(torch.zeros(2, 3, 8, 8), keys(2), Augmentation())
+
+
+# ---------------------------------------------------------------- compiled, and on a GPU
+
+
+@pytest.fixture(scope="module")
+def _traceable() -> None:
+    """Purposes of draws are hashed by crc32, which the tracer may call, as it must be told."""
+
+    @torch.compiler.substitute_in_graph(crc32, can_constant_fold_through=True)
+    def _(data: bytes, value: int = 0, /) -> int:
+        raise AssertionError("constants are folded, so this is never traced")
+
+
+def everything(flat: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """From bytes that are held to a batch for the model."""
+    chosen = Augmentation(**EVERYTHING)
+    sides = torch.full_like(keys, 40)
+    boxes = crop_boxes(keys, sides, sides, chosen)
+    offsets = torch.arange(len(keys), device=keys.device) * (40 * 40 * 3)
+    images = gather_boxes(flat, offsets, sides, sides, boxes, flips(keys, chosen), (32, 32), 3, taps=2)
+    return mix(augment(images, keys, chosen), targets, keys, chosen)
+
+
+def colours(images: Tensor, keys: Tensor) -> Tensor:
+    return augment(images, keys, options(jitter=0.3, erase=0.5))
+
+
+@pytest.mark.usefixtures("_traceable")
+def test_one_graph_without_breaks() -> None:
+    flat, targets = bytes_(6 * 40 * 40 * 3), torch.eye(6)
+    torch.compiler.reset()
+    traced = torch.compile(everything, fullgraph=True, backend="aot_eager")
+    for ours, eager in zip(traced(flat, targets, keys(6)), everything(flat, targets, keys(6)), strict=True):
+        assert torch.equal(ours, eager)
+    images = bytes_(6, 3, 12, 12)
+    compiled = torch.compile(colours, fullgraph=True)(images, keys(6))
+    torch.testing.assert_close(compiled, colours(images, keys(6)), atol=1e-3, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_traceable")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_same_on_a_gpu(compiled: bool) -> None:
+    """To 1e-3, but for the few pixels where rounding decides about a level, and a table makes much of it."""
+    n = 64
+    flat, targets, numbers = bytes_(n * 40 * 40 * 3), torch.eye(n), keys(n)
+    torch.compiler.reset()
+    run = torch.compile(everything, fullgraph=True) if compiled else everything
+    on_gpu = [out.cpu() for out in run(flat.cuda(), targets.cuda(), numbers.cuda())]
+    images, labels = everything(flat, targets, numbers)
+    assert ((on_gpu[0] - images).abs() > 1e-3).float().mean() < 0.002
+    torch.testing.assert_close(on_gpu[1], labels, atol=1e-5, rtol=0)
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu() -> None:
+    flat, targets, numbers = bytes_(8 * 40 * 40 * 3).cuda(), torch.eye(8).cuda(), keys(8).cuda()
+    everything(flat, targets, numbers)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        everything(flat, targets, numbers)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

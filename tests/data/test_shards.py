@@ -1,0 +1,237 @@
+"""Tar shards: read by offset, indexed once, in several processes."""
+
+import gzip
+import json
+import multiprocessing
+import os
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pictures import encoded, same, write_tar
+from vitreous.data import tar_index
+from vitreous.data.opening import open_data
+from vitreous.data.options import Reading
+from vitreous.data.sources import DataSet, Source
+from vitreous.errors import VitreousError
+
+WHOLE = Reading(val_fraction=0)
+
+
+def web(path: Path, numbers: range, label: str = "cls") -> Path:
+    """WebDataset's form; the label of an image is its number modulo 3."""
+    members = {}
+    for i in numbers:
+        members[f"{i:05}.png"] = encoded(i)
+        members[f"{i:05}.{label}"] = json.dumps({"label": i % 3}).encode() if label == "json" else str(i % 3).encode()
+    return write_tar(path, members)
+
+
+def refused(path: object) -> str:
+    with pytest.raises(VitreousError) as caught:
+        open_data(str(path), WHOLE)
+    return str(caught.value)
+
+
+def agrees(data: DataSet, numbers: range) -> bool:
+    return all(
+        same(data.train.image(i), number) and data.train.labels[i] == number % 3 for i, number in enumerate(numbers)
+    )
+
+
+@pytest.mark.parametrize("label", ["cls", "txt", "json"])
+def test_labels_beside_the_images(tmp_path: Path, label: str) -> None:
+    data = open_data(web(tmp_path / "s.tar", range(9), label), WHOLE)
+    assert (data.name, data.classes, len(data.train)) == ("s", ("0", "1", "2"), 9)
+    assert agrees(data, range(9))
+    assert data.train.name(4) == f"{tmp_path / 's.tar'}:00004.png"
+    assert data.train.content(4) == encoded(4)
+
+
+def test_a_folder_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shard in range(3):
+        web(tmp_path / f"shards-{shard:03}.tar", range(shard * 4, shard * 4 + 4))
+    monkeypatch.chdir(tmp_path)
+    for source in (
+        str(tmp_path),
+        "shards-{000..002}.tar",
+        "shards-*.tar",
+        "*.tar",
+        str(tmp_path / "shards-00[012].tar"),
+    ):
+        data = open_data(source, WHOLE)
+        assert len(data.train) == 12
+        assert agrees(data, range(12))
+    assert open_data("shards-{000..002}.tar", WHOLE).name == "shards"
+    assert len(open_data("shards-{000,002}.tar", WHOLE).train) == 8
+    assert "there is no shards-003.tar" in refused("shards-{000..003}.tar")
+    assert "there is no gone*.tar" in refused("gone*.tar")
+
+
+def test_shards_of_splits(tmp_path: Path) -> None:
+    folder = tmp_path / "train and test"  # of the folder's own name nothing is concluded
+    folder.mkdir()
+    web(folder / "birds_train-0.tar", range(6))
+    web(folder / "birds_train-1.tar", range(6, 12))
+    web(folder / "birds_val.tar", range(12, 15))
+    web(folder / "birds-TEST.tar", range(15, 17))
+    data = open_data(folder)
+    assert {name: len(source) for name, source in data.splits.items()} == {"train": 12, "val": 3, "test": 2}
+    assert data.split == "val shards"
+    assert agrees(data, range(12))
+    alone = open_data(folder / "birds_val.tar", WHOLE)  # alone, it is all there is
+    assert len(alone.train) == 3
+    web(folder / "more.tar", range(2))
+    assert "'more.tar': the name does not tell which split it is of" in refused(folder)
+
+
+def test_folders_in_tars(tmp_path: Path) -> None:
+    images = {f"{'ab'[i % 2]}/{i}.JPG": encoded(i, "JPEG") for i in range(6)}
+    data = open_data(write_tar(tmp_path / "flat.tar", {**images, "a/notes.md": b"", "a/.hidden.png": b""}), WHOLE)
+    assert data.classes == ("a", "b")
+    assert data.train.labels.tolist() == [0, 1] * 3
+    assert data.notes == ("1 file in the tars not images by their names: left out",)
+    data = open_data(write_tar(tmp_path / "top.tar", {f"./top/more/{k}": v for k, v in images.items()}), WHOLE)
+    assert data.classes == ("a", "b")
+    inner = {f"set/{'val' if i > 3 else 'train'}/{'ab'[i % 2]}/{i}.png": encoded(i) for i in range(6)}
+    data = open_data(write_tar(tmp_path / "split.tar", inner))
+    assert {name: len(source) for name, source in data.splits.items()} == {"train": 4, "val": 2}
+    assert data.split == "val/ in the tars"
+    assert data.val is not None
+    assert same(data.val.image(1), 5)
+
+
+def test_names_that_are_long_and_odd(tmp_path: Path) -> None:
+    members = {f"{'long ' * 60}/ü漢.png": encoded(0), "b/x.y.png": encoded(1)}
+    data = open_data(write_tar(tmp_path / "odd.tar", members), WHOLE)
+    assert sorted(data.train.name(i).partition(":")[2] for i in range(2)) == sorted(members)
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    members = {
+        "0.png": encoded(0),
+        "0.json": b'{"labels": ["a", "b"]}',
+        "1.png": encoded(1),
+        "1.json": b'{"labels": []}',
+    }
+    data = open_data(write_tar(tmp_path / "m.tar", members), WHOLE)
+    assert data.train.labels.tolist() == [[True, True], [False, False]]
+
+
+def index_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.vitreous-index.json")
+
+
+def test_the_index_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = web(tmp_path / "s.tar", range(6))
+    made = []
+    make = tar_index._made
+    monkeypatch.setattr(tar_index, "_made", lambda *a: made.append(a) or make(*a))
+    for _ in range(3):
+        assert agrees(open_data(path, WHOLE), range(6))
+    assert len(made) == 1
+    assert [p.name for p in tmp_path.iterdir() if p != path] == [index_of(path).name]  # and no draft is left
+    web(path, range(9))
+    os.utime(path, ns=(1, time.time_ns() + 10**9))
+    assert agrees(open_data(path, WHOLE), range(9))
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", "null", '{"version": 1}', "cut", "huge", "text"], ids=lambda damage: damage or "empty"
+)
+def test_a_damaged_index_is_made_anew(tmp_path: Path, damage: str) -> None:
+    path = web(tmp_path / "s.tar", range(6))
+    open_data(path, WHOLE)
+    whole = index_of(path).read_text()
+    held = json.loads(whole)
+    if damage == "cut":
+        damage = whole[: len(whole) // 2]
+    elif damage == "huge":
+        damage = json.dumps({**held, "offsets": [10**12] * 6})
+    elif damage == "text":
+        damage = json.dumps({**held, "names": [1] * 6})
+    index_of(path).write_text(damage)
+    assert agrees(open_data(path, WHOLE), range(6))
+    assert index_of(path).read_text() == whole
+
+
+def test_where_nothing_may_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = web(tmp_path / "s.tar", range(6))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make = tar_index.tempfile.mkstemp
+
+    def forbid(dir: Path, prefix: str) -> object:
+        if Path(dir) == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return make(dir=dir, prefix=prefix)
+
+    monkeypatch.setattr(tar_index.tempfile, "mkstemp", forbid)
+    assert agrees(open_data(path, WHOLE), range(6))
+    assert not index_of(path).exists()
+    assert len(list((tmp_path / "cache" / "vitreous").iterdir())) == 1
+    monkeypatch.setattr(tar_index, "_made", None)
+    assert agrees(open_data(path, WHOLE), range(6))
+
+
+def test_cut_short_and_damaged(tmp_path: Path) -> None:
+    path = web(tmp_path / "s.tar", range(20))
+    whole = path.read_bytes()
+    bodies = [i * 512 for i in range(len(whole) // 512)]
+    for cut in (len(whole) // 2, len(whole) // 2 + 100, bodies[4], bodies[5], 700, 100):
+        path.write_bytes(whole[:cut])
+        index_of(path).unlink(missing_ok=True)
+        assert refused(path).startswith(str(path))
+        assert "cut short" in refused(path)
+    path.write_bytes(whole[:2048] + b"\xff" * 512 + whole[2560:])
+    assert "damaged" in refused(path) or "cut short" in refused(path)
+    path.write_bytes(b"")
+    assert "s.tar: not a tar, or cut short" in refused(path)
+    write_tar(path, {})
+    assert "no images in it" in refused(path)
+    for name in ("s.tar.gz", "s.tgz", "other.tar"):
+        (tmp_path / name).write_bytes(gzip.compress(whole))
+        assert "decompress it to a plain .tar first" in refused(tmp_path / name)
+
+
+def test_labels_that_are_missing(tmp_path: Path) -> None:
+    members = {"0.png": encoded(0), "0.cls": b"0", "1.png": encoded(1)}
+    assert "1.png has no label: no 1.cls, .json or .txt" in refused(write_tar(tmp_path / "s.tar", members))
+    assert "images that are in no folder" in refused(write_tar(tmp_path / "t.tar", {"0.png": encoded(0)}))
+
+
+def _read(source: Source, numbers: list[int], results: "multiprocessing.Queue[bool]") -> None:
+    results.put(all(same(source.image(i), i) for i in numbers))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="forks")
+def test_in_threads_forks_and_copies(tmp_path: Path) -> None:
+    data = open_data(web(tmp_path / "s.tar", range(60)), WHOLE)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda i: same(data.train.image(i), i), list(range(60)) * 4))
+    copy = pickle.loads(pickle.dumps(data.train))
+    assert len(pickle.dumps(data.train)) < 60 * 80 + 2000
+    assert same(copy.image(7), 7)
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[bool] = context.Queue()
+    halves = [list(range(0, 60, 2)), list(range(1, 60, 2))]
+    children = [context.Process(target=_read, args=(data.train, half * 10, results)) for half in halves]
+    for child in children:
+        child.start()
+    assert all(same(data.train.image(i), i) for i in range(60))
+    assert [results.get(timeout=60) for _ in children] == [True, True]
+    for child in children:
+        child.join()
+
+
+def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "s.tar", {"a/0.png": encoded(0), "b/1.png": b"no image", "b/2.png": encoded(2)})
+    data = open_data(path, WHOLE)
+    with pytest.raises(VitreousError, match=r"s\.tar:b/1\.png: not an image"):
+        data.train.image(1)
+    os.truncate(path, 1024)
+    with pytest.raises(VitreousError, match=r"s\.tar:b/2\.png: the tar is shorter"):
+        data.train.image(2)

@@ -1,0 +1,51 @@
+"""Small real images for the tests of data: each number its own picture, in any format."""
+
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+def pixels(number: int, height: int = 12, width: int = 10, channels: int = 3) -> np.ndarray:
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
+
+
+def encoded(number: int, kind: str = "PNG", **shape: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels(number, **shape)).save(stream, kind)
+    return stream.getvalue()
+
+
+def write(path: Path, number: int = 0, **shape: int) -> Path:
+    """An image file, in the format of its suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = {".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}.get(path.suffix.lower(), "PNG")
+    path.write_bytes(encoded(number, kind, **shape))
+    return path
+
+
+def classes(root: Path, counts: Mapping[str, int], **shape: int) -> Path:
+    """A folder for each class, with so many images in it. No two images are the same."""
+    for place, (name, count) in enumerate(counts.items()):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            write(root / name / f"{i:03}.png", place * 1000 + i, **shape)
+    return root
+
+
+def write_tar(path: Path, members: Mapping[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return path
+
+
+def same(image: Image.Image, number: int, **shape: Any) -> bool:
+    return np.array_equal(np.asarray(image), pixels(number, **shape))

@@ -1,0 +1,172 @@
+"""Killed at any moment, a run goes on to the same weights, bit for bit."""
+
+import json
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from conftest import TINY_RUN, kill_at, start, step_of
+from vitreous import VitreousError, load
+from vitreous.training import state
+from vitreous.training.train import resume
+
+# Images are decoded by workers at every step, and the state is saved every tenth of a second.
+WORKING = (*TINY_RUN, "--workers", "2", "--hold", "never", "--save-minutes", "0.002", "--crop", "0.5")
+STRONG = ("--dropout", "0.1", "--stochastic-depth", "0.2", "--mixup", "0.5", "--cutmix", "1", "--randaugment", "2")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("whole")
+    process = start("train", folder, *WORKING, *STRONG, "--out", "run", cwd=place)
+    out, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert "images right" in out
+    return place / "run"
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """And the same best ones, and the same way there."""
+    files = all(
+        (one / name).read_bytes() == (other / name).read_bytes() for name in ("last.safetensors", "best.safetensors")
+    )
+    curves = [
+        [(r["step"], r["split"], r["weights"], r["loss"]) for r in records(run) if r["kind"] == "eval"]
+        for run in (one, other)
+    ]
+    return files and curves[0] == curves[1]
+
+
+def records(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_random_steps(uninterrupted: Path, folder: Path, tmp_path: Path, seed: int) -> None:
+    steps = sorted(random.Random(seed).sample(range(1, 39), 3))
+    run = tmp_path / "run"
+    kill_at(start("train", folder, *WORKING, *STRONG, "--out", "run", cwd=tmp_path), run, steps[0])
+    for step in steps[1:]:
+        kill_at(start("train", "--resume", "run", cwd=tmp_path), run, step)
+    process = start("train", "--resume", "run", cwd=tmp_path)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert same_weights(uninterrupted, run)
+    assert [r["step"] for r in records(run) if r["kind"] == "train"] == sorted(
+        {r["step"] for r in records(run) if r["kind"] == "train"}
+    )
+    assert len(state.states(run / "state")) <= 2
+    assert not list(run.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(uninterrupted: Path, folder: Path, tmp_path: Path, number: int) -> None:
+    run = tmp_path / "run"
+    process = start(
+        "train", folder, *WORKING[:-4], "--save-minutes", "60", "--crop", "0.5", *STRONG, "--out", "run", cwd=tmp_path
+    )
+    _, error = kill_at(process, run, 12, number)
+    assert process.returncode == 128 + number
+    assert "vitreous train --resume run" in error
+    assert "Traceback" not in error
+    reached = step_of(run)
+    assert [path.name for path in state.states(run / "state")] == [f"step-{reached:09d}"]
+    outcome = resume(run, quiet=True)
+    assert outcome.steps == 40
+    for name, tensor in load_file(uninterrupted / "last.safetensors").items():
+        assert tensor.equal(load_file(run / "last.safetensors")[name])
+
+
+def test_a_state_that_was_cut_off_is_passed_over(uninterrupted: Path, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    kill_at(start("train", folder, *WORKING, *STRONG, "--out", "run", cwd=tmp_path), run, 25)
+    newest, older = state.states(run / "state")
+    for damage in ("cut", "flipped", "missing"):
+        again = tmp_path / damage
+        shutil.copytree(run, again)
+        file = next((again / "state" / newest.name).glob("*.distcp"))
+        content = file.read_bytes()
+        match damage:
+            case "cut":
+                file.write_bytes(content[: len(content) // 2])
+            case "flipped":
+                file.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+            case "missing":
+                file.unlink()
+        with pytest.warns(UserWarning, match=f"{newest.name}.*going on from {older.name}"):
+            resume(again, quiet=True)
+        assert same_weights(uninterrupted, again)
+
+
+def test_killed_before_anything_was_saved(uninterrupted: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    shutil.rmtree(run / "state")
+    for name in ("result.json", "report.html", "best.safetensors", "last.safetensors"):
+        (run / name).unlink()
+    resume(run, quiet=True)
+    assert same_weights(uninterrupted, run)
+
+
+def test_a_complete_run_has_nothing_left_to_do(uninterrupted: Path, vitreous) -> None:
+    before = (uninterrupted / "last.safetensors").stat().st_mtime_ns
+    result = vitreous("train", "--resume", uninterrupted)
+    assert result.returncode == 0
+    assert "complete" in result.stderr
+    assert (uninterrupted / "last.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_config_is_refused_with_the_differences(uninterrupted: Path, vitreous, folder: Path) -> None:
+    result = vitreous("train", "--resume", uninterrupted, "--lr", "0.5", "--duration", "50 steps", "--workers", "0")
+    assert result.returncode == 2
+    assert "lr: " in result.stderr
+    assert "0.5 now" in result.stderr
+    assert "duration: '40steps' in the run, '50 steps' now" in result.stderr
+    assert "workers" not in result.stderr  # that changes nothing
+
+
+def test_other_data_is_refused(uninterrupted: Path, tmp_path: Path, folder: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "data"
+    shutil.copytree(uninterrupted, run)
+    (run / "result.json").unlink()
+    shutil.copytree(folder, other)
+    next((other / "rot").iterdir()).unlink()
+    with pytest.raises(VitreousError, match="the data is not what it was"):
+        resume(run, data=other, quiet=True)
+    shutil.rmtree(other)
+    shutil.copytree(folder, other)  # moved, and the same
+    resume(run, data=other, quiet=True)
+    assert same_weights(uninterrupted, run)
+
+
+def test_two_processes_do_not_share_a_run(folder: Path, tmp_path: Path, vitreous) -> None:
+    run = tmp_path / "run"
+    process = start(
+        "train", folder, *TINY_RUN[:-6], "--duration", "100000steps", "--device", "cpu", "--out", "run", cwd=tmp_path
+    )
+    try:
+        while step_of(run) < 1:
+            assert process.poll() is None
+        result = vitreous("train", "--resume", "run")
+        assert result.returncode == 2
+        assert "in use" in result.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("path", "message"), [("nowhere", "no such run directory"), (".", "not a run directory")])
+def test_what_is_no_run(vitreous, path: str, message: str) -> None:
+    result = vitreous("train", "--resume", path)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_a_run_opens_as_its_best_weights(uninterrupted: Path) -> None:
+    model = load(uninterrupted)
+    assert model.labels == ("blau", "grün", "rot")
+    assert model.preprocessing.size == (16, 16)

@@ -4,8 +4,6 @@ A key is made from (seed, position in the training stream). Every number is a ha
 its place; so a run that is resumed, or cut into other batches, draws what it would have drawn.
 """
 
-from zlib import crc32
-
 import torch
 from torch import Tensor
 
@@ -26,7 +24,7 @@ def uniform(keys: Tensor, purpose: str, count: int) -> Tensor:
 
 def elements(keys: Tensor, purpose: str, numbers: Tensor) -> Tensor:
     """The numbers in [0, 1) at these places of each key's sequence: keys and numbers of shapes that go together."""
-    stream = _mixed(keys + crc32(purpose.encode()) * 0x5851F42D4C957F2D % (1 << 62))
+    stream = _mixed(keys + _number(purpose))
     bits = _mixed(stream + numbers * GOLDEN)
     return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)
 
@@ -34,6 +32,14 @@ def elements(keys: Tensor, purpose: str, numbers: Tensor) -> Tensor:
 def streams(keys: Tensor, count: int) -> Tensor:
     """`count` keys, (B, count), from each key: one for each place that draws by itself."""
     return _mixed(keys[:, None] ^ _mixed(torch.arange(1, count + 1, device=keys.device) * GOLDEN))
+
+
+def _number(purpose: str) -> int:
+    """Of a word (FNV-1a), in arithmetic that torch's compiler can follow."""
+    number = 0xCBF29CE484222325
+    for byte in purpose.encode():
+        number = (number ^ byte) * 0x100000001B3 % (1 << 62)
+    return number
 
 
 def _mixed(x: Tensor) -> Tensor:

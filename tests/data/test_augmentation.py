@@ -304,14 +304,14 @@ def everything(flat: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Ten
 
 
 def colours(images: Tensor, keys: Tensor) -> Tensor:
-    return augment(images, keys, options(jitter=0.3, erase=0.5))
+    return augment(images, keys, options(jitter=0.3))
 
 
 @pytest.mark.usefixtures("_traceable")
 def test_one_graph_without_breaks() -> None:
     flat, targets = bytes_(6 * 40 * 40 * 3), torch.eye(6)
     torch.compiler.reset()
-    traced = torch.compile(everything, fullgraph=True, backend="aot_eager")
+    traced = torch.compile(everything, fullgraph=True, backend="eager")
     for ours, eager in zip(traced(flat, targets, keys(6)), everything(flat, targets, keys(6)), strict=True):
         assert torch.equal(ours, eager)
     images = bytes_(6, 3, 12, 12)

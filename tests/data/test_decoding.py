@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vitreous.data.decoding import IMAGE_SUFFIXES, decode, find_images
+from vitreous.data.decoding import IMAGE_SUFFIXES, decode, find_images, upright_size
 from vitreous.errors import VitreousError
 
 ORANGE = (200, 100, 50)
@@ -80,6 +80,50 @@ def test_a_portrait_from_a_camera_held_sideways() -> None:
     assert (image.mode, image.size) == ("L", (20, 40))
     assert image.getpixel((10, 5)) > 250
     assert image.getpixel((10, 35)) < 5
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
+@pytest.mark.parametrize("size", [(640, 480), (481, 333), (127, 8), (9, 9), (1, 300)])
+@pytest.mark.parametrize("at_least", [(1, 1), (60, 80), (61, 80), (60, 81), (120, 20), (240, 320), (241, 1), (5000, 1)])
+def test_a_jpeg_no_larger_than_it_must_be(orientation: int, size: tuple[int, int], at_least: tuple[int, int]) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(Image.new("RGB", size, ORANGE), "JPEG", exif=exif)
+    whole, image = decode(data), decode(data, at_least)
+    assert upright_size(data) == (whole.height, whole.width)
+    possible = [(-(-whole.height // scale), -(-whole.width // scale)) for scale in (1, 2, 4, 8)]
+    enough = [size for size in possible if size[0] >= at_least[0] and size[1] >= at_least[1]]
+    smallest = min(enough, default=possible[0])
+    if min(size) >= 8:  # of fewer pixels than the scale Pillow may keep more
+        assert (image.height, image.width) == smallest
+    assert image.height >= min(at_least[0], whole.height)
+    assert image.width >= min(at_least[1], whole.width)
+    assert image.mode == "RGB"
+    assert np.abs(np.asarray(image, dtype=int) - ORANGE).max() <= 3
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_a_smaller_jpeg_is_the_same_picture(mode: str) -> None:
+    smooth = Image.linear_gradient("L").resize((320, 320)).convert("RGB").convert(mode)
+    data = encoded(smooth, "JPEG", quality=95)
+    image, whole = decode(data, (70, 70)), decode(data)
+    assert (image.size, image.mode) == ((80, 80), whole.mode)
+    assert np.abs(np.asarray(image, dtype=int) - np.asarray(whole.reduce(4), dtype=int)).max() <= 3
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "TIFF", "BMP", "ICO"])
+def test_other_kinds_come_whole(kind: str) -> None:
+    data = encoded(Image.new("RGB", (128, 128), ORANGE), kind)
+    assert decode(data, (10, 10)).size == (128, 128)
+    assert upright_size(data) == (128, 128)
+
+
+def test_a_broken_jpeg_is_found_at_any_scale() -> None:
+    data = encoded(Image.effect_noise((256, 256), 50), "JPEG")
+    with pytest.raises(VitreousError, match="the file is cut short"):
+        decode(data[: len(data) // 2], (1, 1))
+    with pytest.raises(VitreousError, match="not an image"):
+        upright_size(b"text")
 
 
 def test_broken_exif_is_not_a_broken_picture() -> None:

@@ -84,6 +84,7 @@ def test_shards_of_splits(tmp_path: Path) -> None:
     assert agrees(data, range(12))
     alone = open_data(folder / "birds_val.tar", WHOLE)  # alone, it is all there is
     assert len(alone.train) == 3
+    assert alone.notes[0] == "birds_val.tar is all there is: taken as train, whatever its name says"
     web(folder / "more.tar", range(2))
     assert "'more.tar': the name does not tell which split it is of" in refused(folder)
 

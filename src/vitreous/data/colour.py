@@ -41,7 +41,7 @@ def sharpness(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def mean_grey(images: Tensor) -> Tensor:
-    """The average luminance, (B, 1, 1, 1): a whole level, as Pillow has it, so that the order of adding is forgotten."""
+    """The average luminance, (B, 1, 1, 1): a whole level as in Pillow, so that the order of adding is forgotten."""
     return (grey(images).mean((2, 3), keepdim=True) + 0.5).floor()
 
 

@@ -60,6 +60,13 @@ def grouped(paths: Sequence[Path]) -> dict[str, list[Path]]:
     return groups
 
 
+def remarks_on(paths: Sequence[Path]) -> list[str]:
+    """What to say of a file that is alone, and is not named for it."""
+    if len(paths) > 1 or split_in(paths[0].name) in (None, "train"):
+        return []
+    return [f"{paths[0].name} is all there is: taken as train, whatever its name says"]
+
+
 def number_classes(
     labels: Mapping[str, Sequence[Any]], names: Sequence[str] | None = None
 ) -> tuple[tuple[str, ...], dict[str, Tensor]]:

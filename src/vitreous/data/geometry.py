@@ -1,13 +1,13 @@
 """Where pixels come from: boxes cut out of images, shifts, affine maps; each sample by numbers of its own.
 
-Positions are computed in float64 and split into a whole pixel and a share of the next. So a map that moves nothing
-changes nothing, whole pixels move exactly, and CPU and CUDA agree on which pixels are read.
+Positions are computed in float64, so that CPU and CUDA agree on which pixels are read and which lie outside.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 GREY = 128.0  # what comes in from outside under an affine map
@@ -68,16 +68,19 @@ def affine(images: Tensor, matrices: Tensor, fill: float = GREY) -> Tensor:
 
     A matrix takes (x, y, 1) of an output pixel to its place in the input, with pixel centres at halves. Places outside
     the image become `fill`, mid grey unless told; those within half a pixel of its edge take the edge's colour.
+    The identity changes nothing, to the last bit.
     """
-    images = images.float()
+    images, matrices = images.float(), matrices.double()
     height, width = images.shape[2:]
     y = torch.arange(height, dtype=torch.float64, device=images.device)[:, None] + 0.5
     x = torch.arange(width, dtype=torch.float64, device=images.device) + 0.5
-    a, b, c, d, e, f = matrices.double().flatten(1)[..., None, None, None].unbind(1)
-    columns, rows = a * x + b * y + c, d * x + e * y + f  # (B, 1, H, W)
+    a, b, c, d, e, f = matrices.flatten(1)[..., None, None].unbind(1)
+    columns, rows = (a * x + c) + b * y, (d * x + f) + e * y  # (B, H, W)
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
-    sampled = _bilinear(_reader(images), _neighbours(rows - 0.5, height), _neighbours(columns - 0.5, width))
-    return torch.where(inside, sampled, fill)
+    grid = torch.stack((columns * (2 / width) - 1, rows * (2 / height) - 1), 3).float()
+    sampled = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    still = (matrices == torch.eye(3, device=images.device)[:2]).all(2).all(1)
+    return torch.where(per_image(still), images, torch.where(inside[:, None], sampled, fill))
 
 
 def affine_matrices(degrees: Tensor, shears: Tensor, moves: Tensor, size: tuple[int, int]) -> Tensor:
@@ -103,7 +106,9 @@ def shift(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
     rows = torch.arange(height, device=images.device)[:, None] - per_image(down)
     columns = torch.arange(width, device=images.device) - per_image(right)
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    return _reader(images)(rows.clamp(0, height - 1), columns.clamp(0, width - 1)) * inside
+    index = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
+    moved = images.flatten(2).gather(2, index.flatten(2).expand(-1, images.shape[1], -1))
+    return moved.view(images.shape) * inside
 
 
 def rectangles(tops: Tensor, lefts: Tensor, heights: Tensor, widths: Tensor, size: tuple[int, int]) -> Tensor:
@@ -125,11 +130,11 @@ class _Neighbours(NamedTuple):
     share: Tensor  # of the higher one
 
 
-def _neighbours(positions: Tensor, size: int | Tensor) -> _Neighbours:
+def _neighbours(positions: Tensor, size: Tensor) -> _Neighbours:
     """The two pixels around each position, kept inside the image."""
     whole = positions.floor()
-    low, last = whole.long(), torch.as_tensor(size, device=positions.device) - 1
-    low, high = (torch.minimum(pixel.clamp(min=0), last) for pixel in (low, low + 1))
+    low = whole.long()
+    low, high = (torch.minimum(pixel.clamp(min=0), size - 1) for pixel in (low, low + 1))
     return _Neighbours(low, high, (positions - whole).float())
 
 
@@ -137,15 +142,3 @@ def _bilinear(read: Callable[[Tensor, Tensor], Tensor], rows: _Neighbours, colum
     upper = torch.lerp(read(rows.low, columns.low), read(rows.low, columns.high), columns.share)
     lower = torch.lerp(read(rows.high, columns.low), read(rows.high, columns.high), columns.share)
     return torch.lerp(upper, lower, rows.share)
-
-
-def _reader(images: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Reads pixels of (B, C, H, W) at rows and columns that go with (B, 1, H, W)."""
-    _, channels, height, width = images.shape
-    flat: Tensor = images.flatten(2)
-
-    def read(rows: Tensor, columns: Tensor) -> Tensor:
-        index = (rows * width + columns).flatten(2).expand(-1, channels, -1)
-        return flat.gather(2, index).view(-1, channels, height, width)
-
-    return read

@@ -49,7 +49,8 @@ def open_manifest(path: Path, reading: Reading) -> Found:
         raise VitreousError(f"no line of it is in train; the splits are {', '.join(sorted(by_split))}")
     classes, labels = number_classes({split: [row.label for row in held] for split, held in by_split.items()})
     sources = {split: Files(path.parent, (row.path for row in held), labels[split]) for split, held in by_split.items()}
-    notes = [] if reading.label_column else [f"images from column {image!r}, labels from {label!r}"]
+    chosen = reading.image_column and reading.label_column
+    notes = [] if chosen else [f"images from column {image!r}, labels from {label!r}"]
     return Found(path.stem, classes, sources, notes, f"column {splits[0]!r} of the manifest" if splits else "")
 
 

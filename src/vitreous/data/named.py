@@ -33,6 +33,8 @@ def known_name(text: str) -> str | None:
 
 def open_named(name: str, data_dir: str | None) -> Found:
     if name == "digits":
+        if data_dir:
+            raise VitreousError("the digits come with scikit-learn, and need no data_dir")
         return digits()
     folder = Path(data_dir).expanduser() if data_dir else DEBIAN if name == "fashion-mnist" else None
     if folder is None:

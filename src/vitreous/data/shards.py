@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous.data.columns import LABEL, plain
 from vitreous.data.encoded import Encoded, Strings
-from vitreous.data.found import SPLITS, Found, counted, grouped, number_classes
+from vitreous.data.found import SPLITS, Found, counted, grouped, number_classes, remarks_on
 from vitreous.data.tar_index import NOTES, TarIndex, index_tar
 from vitreous.errors import VitreousError
 
@@ -60,7 +60,7 @@ class Shards(Encoded):
 def open_shards(paths: Sequence[Path], name: str) -> Found:
     by_split = grouped(paths)
     indices = {split: [index_tar(path) for path in held] for split, held in by_split.items()}
-    notes = []
+    notes = remarks_on(paths)
     if others := sum(index.others for held in indices.values() for index in held):
         notes.append(f"{counted(others, 'file')} in the tars not images by their names: left out")
     if any(_beside(index) for held in indices.values() for index in held):

@@ -14,6 +14,7 @@ PAPER, INK, PALE, EDGE = "#ffffff", "#1a1a1a", "#6b6b6b", "#e4e4e4"
 MARGIN, GAP = 20, 6
 NARROW, WIDE = 110, 260  # the column of names
 TITLE, NAME, COUNT = 20, 15, 12  # sizes of letters
+FEWEST = 4  # columns that a sheet has room for, so that its title fits
 TRIES = 3  # for each place in a row: images that cannot be read are passed over
 # DejaVu has most alphabets; the others stand in for what it lacks. Pillow looks in the system's folders of fonts.
 FONTS = (
@@ -38,6 +39,8 @@ def sample_sheet(data: DataSet, path: str | Path, *, columns: int = 8, rows: int
     if min(columns, rows) < 1 or cell < 16:
         raise VitreousError("a sheet needs a column, a row, and cells of 16 pixels at least")
     shown = _spread(len(data.classes), rows)
+    counts = class_counts(data.train, len(data.classes))
+    columns = min(columns, max(FEWEST, *(counts[number] for number in shown)))
     label = _label_width([data.classes[number] for number in shown])
     width = 2 * MARGIN + label + columns * (cell + GAP) - GAP
     top = MARGIN + TITLE + COUNT + 3 * GAP
@@ -46,7 +49,6 @@ def sample_sheet(data: DataSet, path: str | Path, *, columns: int = 8, rows: int
     draw = ImageDraw.Draw(sheet)
     _write(draw, (MARGIN, MARGIN), data.name, TITLE, INK, width - 2 * MARGIN)
     _write(draw, (MARGIN, MARGIN + TITLE + GAP), _subtitle(data, len(shown)), COUNT, PALE, width - 2 * MARGIN)
-    counts = class_counts(data.train, len(data.classes))
     for row, number in enumerate(shown):
         y = top + row * (cell + GAP)
         middle = y + cell // 2

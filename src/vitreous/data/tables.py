@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.data.columns import IMAGE, LABEL, find_column, plain
 from vitreous.data.encoded import Encoded
-from vitreous.data.found import SPLITS, Found, grouped, listed, number_classes
+from vitreous.data.found import SPLITS, Found, grouped, listed, number_classes, remarks_on
 from vitreous.data.options import Reading
 from vitreous.errors import VitreousError
 
@@ -103,7 +103,7 @@ def open_tables(paths: Sequence[Path], name: str, reading: Reading) -> Found:
     for path, other in schemas.items():
         if missing := {image, label} - set(other.names):
             raise VitreousError(f"{path}: has no column {listed(sorted(missing))}, as others do")
-    notes = [f"images from column {image!r}, labels from {label!r}"]
+    notes = [*remarks_on(paths), f"images from column {image!r}, labels from {label!r}"]
     columns = {split: _column(held, label) for split, held in by_split.items()}
     drop_unlabelled(columns, notes)
     classes, labels = number_classes(columns, class_names(features.get(label)))

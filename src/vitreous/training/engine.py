@@ -131,8 +131,9 @@ class Engine:
             (losses.sum() / batch_size).backward()
             with torch.no_grad():
                 total += losses.sum()
-                truth = targets if targets.ndim == 1 else targets.argmax(1)
-                right += (logits.argmax(1) == truth).sum()
+                if targets.dtype != torch.bool:  # several labels have no one answer
+                    truth = targets if targets.ndim == 1 else targets.argmax(1)
+                    right += (logits.argmax(1) == truth).sum()
         return total, right
 
     def _halve(self, error: BaseException) -> None:

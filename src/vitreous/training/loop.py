@@ -65,11 +65,10 @@ class Window:
 
 
 class Loop:
-    def __init__(
-        self, plan: Plan, feed: Feed, engine: Engine, folder: RunFolder, teller: Teller, sinks: list[Sink], world: World
-    ):
+    def __init__(self, plan: Plan, feed: Feed, engine: Engine, folder: RunFolder, teller: Teller, world: World):
         self.plan, self.feed, self.engine, self.folder = plan, feed, engine, folder
-        self.teller, self.sinks, self.world = teller, sinks, world
+        self.teller, self.world = teller, world
+        self.sinks: list[Sink] = []
         self.progress = Progress(micro_batch=engine.micro_batch)
         self.plain_loss = Loss(engine.loss.sigmoid, engine.loss.classes)  # evaluation: nothing smoothed or weighted
         self.window = Window()

@@ -74,10 +74,11 @@ def train(data: str | os.PathLike[str], config: TrainConfig | None = None, *, qu
         "command": command(),
         "environment": environment(made.device),
     }
+    engine = _engine(opened, made, fed)  # whatever can still be wrong is wrong before anything is written
     if world.first:
         folder.create(description)
         folder.name_bad(fed.bad)
-    return _carry_out(opened, made, fed, folder, teller, world, resumed=False)
+    return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
 
 
 def resume(
@@ -107,7 +108,8 @@ def resume(
     if made.device.type == "cpu" and isinstance(threads := description.get("threads"), int):
         torch.set_num_threads(threads)  # sums are split among them, and rounded accordingly
     fed = feed(opened, made, world, teller)
-    return _carry_out(opened, made, fed, folder, teller, world, resumed=True)
+    engine = _engine(opened, made, fed)
+    return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=True)
 
 
 def _compare(stored: TrainConfig, asked: TrainConfig, folder: RunFolder) -> None:
@@ -136,23 +138,19 @@ def fingerprint(data: DataSet) -> str:
 # ---------------------------------------------------------------- the parts, put together
 
 
-def _carry_out(
-    data: DataSet, made: Plan, fed: Feed, folder: RunFolder, teller: Teller, world: World, resumed: bool
-) -> Outcome:
-    with folder.locked():
-        engine = _engine(data, made, fed)
-        loop = Loop(made, fed, engine, folder, teller, [], world)
+def _carry_out(data: DataSet, loop: Loop, resumed: bool) -> Outcome:
+    with loop.folder.locked():
         if resumed:
-            _restore(loop, folder, teller)
-        loop.sinks += _sinks(made, folder, loop.progress.step)
+            _restore(loop, loop.folder, loop.teller)
+        loop.sinks = _sinks(loop.plan, loop.folder, loop.progress.step)
         try:
             loop.run()
         finally:
             for sink in loop.sinks:
                 sink.close()
-        if fed.val is None:
+        if loop.feed.val is None:
             loop.keep_last_as_best()
-        return _conclude(data, made, fed, folder, teller, loop)
+        return _conclude(data, loop)
 
 
 def _engine(data: DataSet, made: Plan, fed: Feed) -> Engine:
@@ -234,8 +232,9 @@ def _value(value: Any) -> str:
 # ---------------------------------------------------------------- the end
 
 
-def _conclude(data: DataSet, made: Plan, fed: Feed, folder: RunFolder, teller: Teller, loop: Loop) -> Outcome:
+def _conclude(data: DataSet, loop: Loop) -> Outcome:
     """Measure the best weights on images that chose nothing, if there are any, and write it all down."""
+    made, fed, folder, teller = loop.plan, loop.feed, loop.folder, loop.teller
     split = "test" if fed.test is not None else "val" if fed.val is not None else "train"
     loader = fed.test or fed.val
     result: Result | None = None

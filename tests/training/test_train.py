@@ -1,0 +1,362 @@
+"""The whole command on real files: what it makes, what it says, and what stops it."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import vitreous as package
+from conftest import TINY_RUN, draw_folder
+from vitreous import TrainConfig, VitreousError, load, train
+from vitreous.serving.prediction import predict
+
+TINY: dict[str, Any] = {
+    "model": "Ti/16",
+    "image_size": 16,
+    "patch_size": 4,
+    "width": 32,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 64,
+    "batch_size": 16,
+    "duration": "12 steps",
+    "evaluate_every": "6 steps",
+    "device": "cpu",
+}
+STRONG = {"dropout": 0.1, "stochastic_depth": 0.3, "mixup": 0.5, "cutmix": 1.0, "randaugment": 2, "erase": 0.3}
+
+
+def config(out: Path, **changes: Any) -> TrainConfig:
+    return TrainConfig().with_(**{**TINY, "out": str(out), **changes})
+
+
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous) -> None:
+    result = vitreous("train", folder, *TINY_RUN, "--out", "run", "--seed", 1)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in ("3 classes", "chosen by the data", "lr", "images right", "report.html", "vitreous predict"):
+        assert word in result.stdout
+    run = tmp_path / "run"
+    names = {path.name for path in run.iterdir()} - {".lock"}
+    assert names == {
+        *("config.json", "metrics.jsonl", "state", "best.safetensors", "last.safetensors", "report.html", "result.json")
+    }
+    stored = json.loads((run / "config.json").read_text())
+    assert stored["config"]["seed"] == 1
+    assert all(choice["why"] for choice in stored["choices"])
+    assert "20% of train, stratified, seed 0" in stored["split"]
+    found = json.loads((run / "result.json").read_text())["result"]
+    assert found["top1"] > 0.8  # three colours
+    # What was measured is what the file gives, image by image.
+    model = load(run / "best.safetensors")
+    answers = [p.top[0].label == Path(p.image).parent.name for p in predict(model, sorted(folder.rglob("*.jpg")))]
+    assert np.mean(answers) > 0.8
+
+
+def test_two_runs_with_one_seed_are_one_run(folder: Path, tmp_path: Path) -> None:
+    for name, seed, workers in (("a", 0, 0), ("b", 0, 2), ("c", 1, 0)):
+        train(folder, config(tmp_path / name, **STRONG, seed=seed, workers=workers, hold="never"), quiet=True)
+    first, second, third = ((tmp_path / name / "last.safetensors").read_bytes() for name in "abc")
+    assert first == second
+    assert first != third
+
+
+def test_accumulation_is_one_batch_to_rounding(folder: Path, tmp_path: Path) -> None:
+    """Mixing and dropping too: what is drawn for an image does not depend on what it is passed with."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(folder, config(whole, **STRONG, optimiser="sgd", lr=0.05), quiet=True)
+    train(folder, config(parts, **STRONG, optimiser="sgd", lr=0.05, micro_batch=4), quiet=True)
+    ours, theirs = load_file(whole / "last.safetensors"), load_file(parts / "last.safetensors")
+    moved = load_file(whole / "best.safetensors")
+    for name, tensor in ours.items():
+        assert torch.allclose(tensor, theirs[name], atol=2e-6, rtol=1e-4), name
+    assert moved.keys() == ours.keys()
+
+
+def test_weights_that_are_evaluated_beside_the_raw_ones(folder: Path, tmp_path: Path) -> None:
+    outcome = train(folder, config(tmp_path / "run", ema=0.9), quiet=True)
+    lines = records(tmp_path / "run", "eval")
+    assert [(line["step"], line["weights"]) for line in lines] == [(6, "raw"), (6, "ema"), (12, "raw"), (12, "ema")]
+    assert {line["images"] for line in lines} == {outcome.result.images} == {14}
+
+
+def test_several_labels_from_a_manifest(folder: Path, tmp_path: Path) -> None:
+    rows = ["path,labels"]
+    for number, path in enumerate(sorted(folder.rglob("*.jpg"))):
+        rows.append(f"{path},{path.parent.name}|{'gerade' if number % 2 else 'ungerade'}")
+    manifest = tmp_path / "manifest.csv"
+    manifest.write_text("\n".join(rows), encoding="utf-8")
+    outcome = train(manifest, config(tmp_path / "run", duration="30 steps"), quiet=True)
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert (stored["loss"], stored["best_by"]) == ("sigmoid", "map")
+    assert outcome.result.top1 is None
+    assert 0.4 < outcome.result.map <= 1
+    assert load(tmp_path / "run").config.num_classes == 5
+
+
+def test_every_choice_can_be_made_by_hand(folder: Path, tmp_path: Path) -> None:
+    """One run that uses every corner of the config at once."""
+    outcome = train(
+        folder,
+        config(
+            tmp_path / "run",
+            optimiser="muon",
+            schedule="rsqrt",
+            warmup="2 steps",
+            cooldown="25%",
+            rsqrt_timescale="64 examples",
+            layer_decay=0.8,
+            lr_multipliers=("head.*=2",),
+            freeze=("patch_embed.*",),
+            clip=None,
+            balanced=True,
+            class_weights="balanced",
+            three_augment=True,
+            jitter=0.3,
+            position="sincos-2d",
+            registers=2,
+            pool="map",
+            qk_norm=True,
+            layer_scale=0.1,
+            image_size=(16, 24),
+            best_by="loss",
+            profile=True,
+            compile="no",
+            deterministic=False,
+        ),
+        quiet=True,
+    )
+    assert outcome.steps == 12
+    trace = json.loads((tmp_path / "run" / "profile.json").read_text())
+    assert len(trace["traceEvents"]) > 100
+    model = load(outcome.run)
+    assert model.config.registers == 2
+    assert model.config.image_size == (16, 24)
+
+
+def test_patience(folder: Path, tmp_path: Path) -> None:
+    outcome = train(
+        folder,
+        config(tmp_path / "run", duration="500 steps", evaluate_every="5 steps", patience=2, lr=1e-9, ema=0.0),
+        quiet=True,
+    )
+    assert outcome.steps == 15
+    assert "no better" in records(tmp_path / "run", "event")[0]["text"]
+
+
+def test_without_validation_images(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    outcome = train(folder, config(run, val_fraction=0.0, evaluate_every=None), quiet=True)
+    assert outcome.result is None
+    assert load(run).config.num_classes == 3
+    assert (run / "report.html").is_file()
+
+
+def test_other_logs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = tmp_path / "run"
+    train(folder, config(run, tensorboard=True, wandb="tests", ema=0.9), quiet=True)
+    events = tensorboard.EventAccumulator(str(run / "tensorboard")).Reload()
+    assert {"train/loss", "train/lr", "val/raw/top1", "val/ema/loss"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("val/raw/top1")] == [6, 12]
+    assert list((run / "wandb").glob("offline-run-*/*.wandb"))
+
+
+# ---------------------------------------------------------------- images that cannot be read
+
+
+def broken(folder: Path, target: Path, count: int) -> Path:
+    shutil.copytree(folder, target)
+    for number, path in enumerate(sorted(target.rglob("*.jpg"))[5 : 5 + count]):
+        path.write_bytes(path.read_bytes()[:300] if number % 2 else b"not an image")
+    return target
+
+
+@pytest.mark.parametrize("hold", ["always", "never"])
+def test_bad_images_are_named_and_replaced(folder: Path, tmp_path: Path, hold: str) -> None:
+    data = broken(folder, tmp_path / "data", 2)
+    run = tmp_path / "run"
+    outcome = train(data, config(run, max_bad=0.05, hold=hold, workers=0), quiet=True)
+    lines = (run / "bad_images.txt").read_text().splitlines()
+    assert len(lines) == 2
+    assert "005.jpg" in lines[0] + lines[1]
+    val_bad = sum(line.startswith("val\t") for line in lines)
+    assert outcome.result.images == 14 - val_bad
+    assert "2 images could not be read" in (run / "report.html").read_text()
+
+
+def test_too_many_bad_images_stop_the_run_at_once(folder: Path, tmp_path: Path, vitreous) -> None:
+    data = broken(folder, tmp_path / "data", 2)
+    result = vitreous("train", data, *TINY_RUN, "--out", "run")
+    assert result.returncode == 2
+    assert "2 of 72 images cannot be read, more than max_bad = 0.01 allows" in result.stderr
+    assert "005.jpg" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_image_that_vanishes_during_the_run(folder: Path, tmp_path: Path) -> None:
+    from vitreous.data.loading import Crop, Survey, TrainLoader
+    from vitreous.data.opening import open_data
+    from vitreous.data.options import Augmentation
+    from vitreous.data.sampling import Stream
+
+    data = tmp_path / "data"
+    shutil.copytree(folder, data)
+    source = open_data(data).train
+    crop = Crop((16, 16), 3, Augmentation(crop=0.5, aspect=1.0, flip=True))
+
+    def batch() -> Any:
+        loader = TrainLoader(source, Stream(len(source), 0), Survey({}), crop, 16, 0, 0, torch.device("cpu"))
+        return next(loader.batches(0, 1))
+
+    whole = batch()
+    index = int(Stream(len(source), 0).indices(3, 4))
+    Path(source.name(index)).unlink()
+    after = batch()
+    assert [number for number, _ in after.bad] == [index]
+    assert source.name(index) in after.bad[0][1]
+    kept = [number for number in range(16) if number != 3]
+    assert torch.equal(whole.rows[kept], after.rows[kept])
+    assert not torch.equal(whole.rows[3], after.rows[3])
+    assert after.labels[3] == source.labels[(index + 1) % len(source)]
+
+
+# ---------------------------------------------------------------- what stops it
+
+
+def test_a_loss_that_is_no_number(folder: Path, tmp_path: Path, vitreous) -> None:
+    options = ("--lr", "1e30", "--clip", "None", "--warmup", "0%", "--ema", "0", "--optimiser", "sgd")
+    result = vitreous("train", folder, *TINY_RUN, *options, "--out", "run")
+    assert result.returncode == 2
+    assert "no longer a number at step" in result.stderr
+    assert "Traceback" not in result.stderr
+    named = (tmp_path / "run" / "bad_batch.txt").read_text().splitlines()
+    assert len(named) == 16
+    assert all(Path(name).is_file() for name in named)
+
+
+def npz(path: Path, labels: list[int], classes: int = 2) -> Path:
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 8, 8), dtype=np.uint8)
+    np.savez(path, images=images, labels=np.array(labels), classes=np.array([f"c{i}" for i in range(classes)]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "message"),
+    [
+        (lambda p: p / "nowhere", (), "no such file or folder"),
+        (lambda p: npz(p / "range.npz", [0, 1, 7, 0, 1] * 4), (), "7"),
+        (lambda p: npz(p / "single.npz", [0] * 20, 1), (), "one class"),
+        (lambda p: npz(p / "image.npz", [0], 1), (), "image"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--lrr", "1"), "--lr"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--batch-size", "0"), "batch_size = 0"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--duration", "5 parsecs"), "parsecs"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--model", "Q/16"), "Q/16"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--recipe", "digitz"), "did you mean digits"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--image-size", "9", "--patch-size", "4"), "9"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--device", "cuda:99"), "cuda:99"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--optimiser", "muon", "--model", "BiT-R50x1"), "muon"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--best-by", "map"), "best_by"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--freeze", "nothing.*"), "nothing.*"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--warmup", "200%"), "warm"),
+        (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--out", "."), "exists already"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path: Path, vitreous, prepare: Any, arguments: Any, message: str) -> None:
+    before = {path for path in tmp_path.rglob("*") if path.suffix != ".npz"}
+    result = vitreous("train", prepare(tmp_path), *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert {path for path in tmp_path.rglob("*") if path.suffix != ".npz"} == before  # nothing is left behind
+
+
+def test_an_empty_class(folder: Path, tmp_path: Path, vitreous) -> None:
+    shutil.copytree(folder, tmp_path / "data")
+    (tmp_path / "data" / "leer").mkdir()
+    result = vitreous("train", "data", *TINY_RUN)
+    assert result.returncode == 2
+    assert "leer" in result.stderr
+
+
+def test_a_run_directory_that_exists(folder: Path, tmp_path: Path) -> None:
+    train(folder, config(tmp_path / "run"), quiet=True)
+    with pytest.raises(VitreousError, match="exists already; to go on with it: vitreous train --resume"):
+        train(folder, config(tmp_path / "run"), quiet=True)
+
+
+def test_a_full_disk(folder: Path, tmp_path: Path, vitreous) -> None:
+    """A limit on the size of files stands in for the disk: the system refuses to write on, in the same way."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    result = vitreous("train", folder, *TINY_RUN, "--workers", "0", "--out", "run", preexec_fn=limited)
+    assert result.returncode == 2
+    assert "File too large" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+    result = vitreous("train", "--resume", "run")  # there is room again
+    assert result.returncode == 0, result.stderr
+
+
+def test_no_permission(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(VitreousError, match="not a folder"):
+        train(folder, config(tmp_path / "file" / "run"), quiet=True)
+
+
+def test_misspelt_fields() -> None:
+    with pytest.raises(VitreousError, match="no field 'batchsize'; did you mean 'batch_size'"):
+        TrainConfig().with_(batchsize=3)
+    assert TrainConfig.from_flat(json.loads(json.dumps(package.recipe("digits").flat()))) == package.recipe("digits")
+
+
+def test_bf16_on_a_cpu_is_tried_in_a_child(folder: Path, tmp_path: Path) -> None:
+    from vitreous.training.hardware import pick_precision
+
+    precision, note = pick_precision("bf16", torch.device("cpu"))
+    assert (precision, note is None) in {("bf16", True), ("fp32", False)}
+
+
+def test_grey_and_tiny_and_tall(tmp_path: Path) -> None:
+    """The choice by the data holds for odd data."""
+    random = np.random.default_rng(1)
+    for shape, channels in (((5, 7), 1), ((40, 12), 3), ((300, 200), 3)):
+        pixels = random.integers(0, 256, (12, *shape, channels), dtype=np.uint8)
+        path = tmp_path / f"{shape[0]}.npz"
+        np.savez(path, images=pixels, labels=np.arange(12) % 2)
+        out = str(tmp_path / f"run-{shape[0]}")
+        train(path, TrainConfig().with_(duration="2 steps", out=out, device="cpu"), quiet=True)
+        model = load(out)
+        assert model.config.channels == channels
+
+
+def test_images_of_all_modes(tmp_path: Path) -> None:
+    """Palette, alpha, 16 bits, CMYK: as folders hold them."""
+    draw_folder(tmp_path / "data", images=6)
+    red = tmp_path / "data" / "rot"
+    Image.new("P", (30, 20)).save(red / "p.PNG")
+    Image.new("RGBA", (30, 20), (1, 2, 3, 4)).save(red / "a.png")
+    Image.new("CMYK", (30, 20)).save(red / "c.jpeg")
+    Image.new("I;16", (30, 20)).save(red / "i.tiff")
+    Image.new("RGB", (1, 1)).save(red / "one.bmp")
+    (red / "link.png").symlink_to(red / "p.PNG")
+    outcome = train(tmp_path / "data", config(tmp_path / "run", val_fraction=0.2), quiet=True)
+    assert not (tmp_path / "run" / "bad_images.txt").exists()
+    assert outcome.steps == 12

@@ -1,6 +1,5 @@
 import math
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -54,7 +53,7 @@ def tensor(image: Image.Image) -> Tensor:
 def test_whole_images_exactly() -> None:
     heights, widths = torch.tensor([1, 30, 999, 20000]), torch.tensor([7, 30, 2, 12345])
     zeros = torch.zeros(4)
-    boxes = crop_boxes(keys(4), heights, widths, options())
+    boxes = crop_boxes(keys(4), heights, widths, 1.5, options())
     assert boxes.dtype == torch.float32
     assert torch.equal(boxes, torch.stack((zeros, zeros, heights, widths), 1))
 
@@ -64,7 +63,7 @@ def test_crops_are_inside_and_of_the_area_drawn(crop: float, aspect: float) -> N
     n = 4000
     heights, widths = torch.randint(8, 700, (n,)), torch.randint(8, 700, (n,))
     top, left, height, width = (
-        crop_boxes(keys(n), heights, widths, options(crop=crop, aspect=aspect)).double().unbind(1)
+        crop_boxes(keys(n), heights, widths, 1.2, options(crop=crop, aspect=aspect)).double().unbind(1)
     )
     assert (torch.stack((top, left)) >= 0).all()
     assert (top + height <= heights).all()  # without a margin: Pillow refuses a box that is over by a hair
@@ -74,12 +73,14 @@ def test_crops_are_inside_and_of_the_area_drawn(crop: float, aspect: float) -> N
     area = (height * width / (heights * widths))[large]
     assert area.min() > crop - 1e-5
     assert abs(area.mean() - (1 + crop) / 2) < 0.02
-    ratio = ((width / widths) / (height / heights))[large]
-    assert ratio.max() < aspect * 1.0001
-    assert ratio.min() > 1 / aspect / 1.0001
+    ratio = width / height / 1.2
+    as_drawn = (ratio < aspect * 1.0001) & (ratio > 1 / aspect / 1.0001)
+    full = (height > 0.9999 * heights) | (width > 0.9999 * widths)  # a box that would not fit is as long as it can be
+    assert (as_drawn | full)[large].all()
+    free = ratio[large & ~full].log()
     if crop == 0.08:
-        assert abs(ratio.log().mean()) < 0.01
-        assert ratio.log().abs().max() > 0.95 * math.log(aspect)
+        assert abs(free.mean()) < 0.02
+        assert free.abs().max() > 0.95 * math.log(aspect)
     if crop < 1:
         assert (top / (heights - height)).nanmean().sub(0.5).abs() < 0.02
 
@@ -248,14 +249,14 @@ def test_an_image_alone_is_the_image_in_its_batch(channels: int) -> None:
     images, sizes = bytes_(n, channels, 17, 26), torch.randint(5, 300, (2, n))
     chosen, numbers = Augmentation(**EVERYTHING), keys(n)
     together = augment(images, numbers, chosen)
-    boxes, mirrored = crop_boxes(numbers, *sizes, chosen), flips(numbers, chosen)
+    boxes, mirrored = crop_boxes(numbers, *sizes, 1.0, chosen), flips(numbers, chosen)
     assert 0 <= together.min() <= together.max() <= 255
     for i in range(n):
         one = slice(i, i + 1)
         alone = augment(images[one], numbers[one], chosen)
         differs = (alone - together[one]).abs() > 1e-3
         assert differs.float().mean() < 0.005  # where rounding decides about a level, and a table makes much of it
-        torch.testing.assert_close(crop_boxes(numbers[one], *sizes[:, one], chosen), boxes[one])
+        torch.testing.assert_close(crop_boxes(numbers[one], *sizes[:, one], 1.0, chosen), boxes[one])
         assert torch.equal(flips(numbers[one], chosen), mirrored[one])
     assert (augment(images, keys(n, seed=1), chosen) - together).abs().mean() > 5
 
@@ -284,20 +285,11 @@ def test_what_cannot_be_augmented_is_named() -> None:
 # ---------------------------------------------------------------- compiled, and on a GPU
 
 
-@pytest.fixture(scope="module")
-def _traceable() -> None:
-    """Purposes of draws are hashed by crc32, which the tracer may call, as it must be told."""
-
-    @torch.compiler.substitute_in_graph(crc32, can_constant_fold_through=True)
-    def _(data: bytes, value: int = 0, /) -> int:
-        raise AssertionError("constants are folded, so this is never traced")
-
-
 def everything(flat: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """From bytes that are held to a batch for the model."""
     chosen = Augmentation(**EVERYTHING)
     sides = torch.full_like(keys, 40)
-    boxes = crop_boxes(keys, sides, sides, chosen)
+    boxes = crop_boxes(keys, sides, sides, 1.0, chosen)
     offsets = torch.arange(len(keys), device=keys.device) * (40 * 40 * 3)
     images = gather_boxes(flat, offsets, sides, sides, boxes, flips(keys, chosen), (32, 32), 3, taps=2)
     return mix(augment(images, keys, chosen), targets, keys, chosen)
@@ -307,7 +299,6 @@ def colours(images: Tensor, keys: Tensor) -> Tensor:
     return augment(images, keys, options(jitter=0.3))
 
 
-@pytest.mark.usefixtures("_traceable")
 def test_one_graph_without_breaks() -> None:
     flat, targets = bytes_(6 * 40 * 40 * 3), torch.eye(6)
     torch.compiler.reset()
@@ -320,7 +311,6 @@ def test_one_graph_without_breaks() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("_traceable")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_same_on_a_gpu(compiled: bool) -> None:
     """To 1e-3, but for the few pixels where rounding decides about a level, and a table makes much of it."""

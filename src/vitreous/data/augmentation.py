@@ -26,18 +26,19 @@ NOISE_MEAN, NOISE_STD = 127.5, 64.0
 T = TypeVar("T")
 
 
-def crop_boxes(keys: Tensor, heights: Tensor, widths: Tensor, options: Augmentation) -> Tensor:
+def crop_boxes(keys: Tensor, heights: Tensor, widths: Tensor, shape: float, options: Augmentation) -> Tensor:
     """A random resized crop of each image: (top, left, height, width) in pixels, (B, 4) in float32.
 
-    The share of the area is uniform in [crop, 1], the ratio of sides log-uniform in [1/aspect, aspect] times the whole
-    image's. torchvision draws up to ten times until a box fits and then takes the centre; here the ratio of a box that
-    would not fit is moved to the nearest that does. That needs no loop, keeps every area equally likely (drawing again
-    makes large boxes rarer), and never takes less than `crop`. A side is no shorter than one pixel.
+    The share of the area is uniform in [crop, 1], the ratio of sides log-uniform in [1/aspect, aspect] times `shape`,
+    the width over the height that the model is shown. torchvision draws up to ten times until a box fits and then takes
+    the centre; here the ratio of a box that would not fit is moved to the nearest that does. That needs no loop, keeps
+    every area equally likely (drawing again makes large boxes rarer), and never takes less than `crop`. A side is no
+    shorter than one pixel.
     """
     least, ratio = settled(options.crop), settled(options.aspect)
     area, aspect, down, right = draws.uniform(keys, "crop", 4).double().unbind(1)
     area = least + (1 - least) * area
-    aspect = torch.exp((2 * aspect - 1) * math.log(ratio))
+    aspect = torch.exp((2 * aspect - 1) * math.log(ratio)) * shape * heights / widths  # relative to the whole image's
     aspect = torch.minimum(torch.maximum(aspect, area), 1 / area)
     height = (heights * (area / aspect).sqrt()).clamp(min=1).float()
     width = (widths * (area * aspect).sqrt()).clamp(min=1).float()

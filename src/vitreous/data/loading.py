@@ -81,8 +81,8 @@ class Crop:
         share, aspect = self.options.crop or 1.0, self.options.aspect or 1.0
         reach = (aspect / share) ** 0.5  # the whole image, if the smallest crop of it is to fill the model's size
         image = source.image(index, (round(height * reach), round(width * reach)))
-        sides = torch.tensor([[image.height, image.width]])
-        top, left, box_height, box_width = crop_boxes(keys, sides[:, 0], sides[:, 1], self.options)[0].tolist()
+        sides = torch.tensor([image.height]), torch.tensor([image.width])
+        top, left, box_height, box_width = crop_boxes(keys, *sides, width / height, self.options)[0].tolist()
         box = (left, top, left + box_width, top + box_height)
         pixels = _array(image.resize((width, height), Image.Resampling.BILINEAR, box=box), self.channels)
         return pixels[:, ::-1] if flips(keys, self.options)[0] else pixels
@@ -230,7 +230,7 @@ class Cut:
             pixels = held.whole(rows, size)
             return torch.where(flips(keys, options)[:, None, None, None], pixels.flip(3), pixels)
         sizes = held.sizes[rows]
-        boxes = crop_boxes(keys, sizes[:, 0], sizes[:, 1], options)
+        boxes = crop_boxes(keys, sizes[:, 0], sizes[:, 1], size[1] / size[0], options)
         return held.crops(rows, boxes, flips(keys, options), size)
 
 

@@ -11,7 +11,7 @@ class Augmentation:
     crop: float | None = None
     """Random resized crop: the least share of the image's area. 1: the whole image, squashed to the model's size."""
     aspect: float | None = None
-    """The crop's greatest ratio of sides, relative to the whole image's; 1 keeps the shape."""
+    """The crop's greatest ratio of sides, relative to the model's size; 1: nothing is squashed unless it has to be."""
     shift: float | None = None
     """Move by up to so much of the side, in whole pixels; what comes in from outside is black."""
     flip: bool | None = None

@@ -5,22 +5,23 @@ def digits() -> TrainConfig:
     """TODO.
 
     `vitreous train digits --recipe digits`: the 1,797 handwritten digits that come with scikit-learn, 8 x 8 pixels in
-    16 patches.
+    4 patches.
     """
     return TrainConfig().with_(
         model="Ti/16",
         image_size=8,
-        patch_size=2,
-        width=64,
-        depth=4,
+        patch_size=4,
+        width=96,
+        depth=6,
         heads=4,
-        mlp_dim=128,
+        mlp_dim=384,
         pool="gap",
+        position="sincos-2d",
         stochastic_depth=0.0,
         dropout=0.0,
         duration="60 epochs",
-        batch_size=64,
-        optimiser="adamw",
+        batch_size=32,
+        optimiser="muon",
         lr=2e-3,
         weight_decay=0.05,
         warmup="10%",
@@ -37,7 +38,7 @@ def digits() -> TrainConfig:
         three_augment=False,
         jitter=0.0,
         erase=0.0,
-        mixup=0.0,
+        mixup=0.4,
         cutmix=0.0,
         best_by="top1",
     )

@@ -25,20 +25,20 @@ def uniform(keys: Tensor, purpose: str, count: int) -> Tensor:
 def elements(keys: Tensor, purpose: str, numbers: Tensor) -> Tensor:
     """The numbers in [0, 1) at these places of each key's sequence: keys and numbers of shapes that go together."""
     stream = _mixed(keys + _number(purpose))
-    bits = _mixed(stream + numbers * GOLDEN)
+    bits = _mixed(stream ^ numbers)
     return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)
 
 
 def streams(keys: Tensor, count: int) -> Tensor:
     """`count` keys, (B, count), from each key: one for each place that draws by itself."""
-    return _mixed(keys[:, None] ^ _mixed(torch.arange(1, count + 1, device=keys.device) * GOLDEN))
+    return _mixed(_mixed(keys[:, None]) ^ torch.arange(count, device=keys.device))
 
 
 def _number(purpose: str) -> int:
     """Of a word (FNV-1a), in arithmetic that torch's compiler can follow."""
     number = 0xCBF29CE484222325
-    for byte in purpose.encode():
-        number = (number ^ byte) * 0x100000001B3 % (1 << 62)
+    for character in purpose:
+        number = (number ^ ord(character)) * 0x100000001B3 % (1 << 62)
     return number
 
 

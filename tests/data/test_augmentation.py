@@ -325,6 +325,7 @@ def test_the_same_on_a_gpu(compiled: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_gpu() -> None:
     flat, targets, numbers = bytes_(8 * 40 * 40 * 3).cuda(), torch.eye(8).cuda(), keys(8).cuda()
     everything(flat, targets, numbers)

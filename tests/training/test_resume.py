@@ -9,20 +9,31 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from conftest import TINY_RUN, kill_at, start, step_of
+from runs import TINY_RUN, kill_at, start, step_of
 from vitreous import VitreousError, load
 from vitreous.training import state
 from vitreous.training.train import resume
 
 # Images are decoded by workers at every step, and the state is saved every tenth of a second.
 WORKING = (*TINY_RUN, "--workers", "2", "--hold", "never", "--save-minutes", "0.002", "--crop", "0.5")
-STRONG = ("--dropout", "0.1", "--stochastic-depth", "0.2", "--mixup", "0.5", "--cutmix", "1", "--randaugment", "2")
+STRONG_FLAGS = ("--dropout", "0.1", "--stochastic-depth", "0.2", "--mixup", "0.5", "--cutmix", "1")
+    "--dropout",
+    "0.1",
+    "--stochastic-depth",
+    "0.2",
+    "--mixup",
+    "0.5",
+    "--cutmix",
+    "1",
+    "--randaugment",
+    "2",
+)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("whole")
-    process = start("train", folder, *WORKING, *STRONG, "--out", "run", cwd=place)
+    process = start("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=place)
     out, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     assert "images right" in out
@@ -49,7 +60,7 @@ def records(run: Path) -> list[dict]:
 def test_killed_at_random_steps(uninterrupted: Path, folder: Path, tmp_path: Path, seed: int) -> None:
     steps = sorted(random.Random(seed).sample(range(1, 39), 3))
     run = tmp_path / "run"
-    kill_at(start("train", folder, *WORKING, *STRONG, "--out", "run", cwd=tmp_path), run, steps[0])
+    kill_at(start("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=tmp_path), run, steps[0])
     for step in steps[1:]:
         kill_at(start("train", "--resume", "run", cwd=tmp_path), run, step)
     process = start("train", "--resume", "run", cwd=tmp_path)
@@ -67,7 +78,17 @@ def test_killed_at_random_steps(uninterrupted: Path, folder: Path, tmp_path: Pat
 def test_a_signal_saves_and_says_how_to_go_on(uninterrupted: Path, folder: Path, tmp_path: Path, number: int) -> None:
     run = tmp_path / "run"
     process = start(
-        "train", folder, *WORKING[:-4], "--save-minutes", "60", "--crop", "0.5", *STRONG, "--out", "run", cwd=tmp_path
+        "train",
+        folder,
+        *WORKING[:-4],
+        "--save-minutes",
+        "60",
+        "--crop",
+        "0.5",
+        *STRONG_FLAGS,
+        "--out",
+        "run",
+        cwd=tmp_path,
     )
     _, error = kill_at(process, run, 12, number)
     assert process.returncode == 128 + number
@@ -83,7 +104,7 @@ def test_a_signal_saves_and_says_how_to_go_on(uninterrupted: Path, folder: Path,
 
 def test_a_state_that_was_cut_off_is_passed_over(uninterrupted: Path, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    kill_at(start("train", folder, *WORKING, *STRONG, "--out", "run", cwd=tmp_path), run, 25)
+    kill_at(start("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=tmp_path), run, 25)
     newest, older = state.states(run / "state")
     for damage in ("cut", "flipped", "missing"):
         again = tmp_path / damage

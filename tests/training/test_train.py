@@ -13,33 +13,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitreous as package
-from conftest import TINY_RUN, draw_folder
+from runs import STRONG, TINY_RUN, config, draw_folder, records
 from vitreous import TrainConfig, VitreousError, load, train
 from vitreous.serving.prediction import predict
-
-TINY: dict[str, Any] = {
-    "model": "Ti/16",
-    "image_size": 16,
-    "patch_size": 4,
-    "width": 32,
-    "depth": 2,
-    "heads": 2,
-    "mlp_dim": 64,
-    "batch_size": 16,
-    "duration": "12 steps",
-    "evaluate_every": "6 steps",
-    "device": "cpu",
-}
-STRONG = {"dropout": 0.1, "stochastic_depth": 0.3, "mixup": 0.5, "cutmix": 1.0, "randaugment": 2, "erase": 0.3}
-
-
-def config(out: Path, **changes: Any) -> TrainConfig:
-    return TrainConfig().with_(**{**TINY, "out": str(out), **changes})
-
-
-def records(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous) -> None:

@@ -22,10 +22,7 @@ def score(
     """Add the loader's images to the scores. `model` is in evaluation mode; `loss` gives one number for each image."""
     normalise = loader.prepare.preprocessing.normalise
     for pixels, labels, indices in loader:
-        # The last batch is filled up: a compiled model takes one size of batch.
-        missing = loader.batch_size - len(pixels) if len(loader.indices) > loader.batch_size else 0
-        filled = torch.cat([pixels, pixels[:1].expand(missing, -1, -1, -1)]) if missing else pixels
-        logits = model(normalise(filled))[: len(pixels)].float()
+        logits = model(normalise(pixels)).float()
         losses = loss(logits, labels)
         scores.add(logits, labels, losses)
         if extremes is not None:

@@ -98,8 +98,10 @@ class Engine:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def predict(self, images: Tensor) -> Tensor:
+        """For evaluation: not compiled, since a second graph would take longer to make than it would save."""
         with self.autocast():
-            return self.forward(images)
+            logits: Tensor = self.model(images)
+            return logits
 
     def step(self, batch: Batch, number: int, batch_size: int, world: World) -> Stepped:
         """One change of the weights. Where memory runs out, the passes are halved and the step is done again."""

@@ -1,0 +1,84 @@
+"""A training run that is cut short, and how busy it keeps the GPU: `python benchmarks/training.py DATA --seconds 120`.
+
+The GPU counts as busy while a kernel runs: NVML's utilisation, sampled ten times a second from the middle half of the
+run. FIELD=VALUE are fields of TrainConfig.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import vitreous
+from harness import environment, write
+from vitreous.training.signals import Stopped
+
+
+def sample(samples: list[tuple[float, float]], done: threading.Event) -> None:
+    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
+    process = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while not done.is_set():
+        samples.append((time.monotonic(), float(process.stdout.readline())))
+    process.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data")
+    parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE")
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_intermixed_args()
+    fields = {}
+    for field in options.fields:
+        name, value = field.split("=", 1)
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            fields[name] = value
+    samples: list[tuple[float, float]] = []
+    done = threading.Event()
+    threading.Thread(target=sample, args=(samples, done), daemon=True).start()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        timer = threading.Timer(options.seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
+        began = time.monotonic()
+        timer.start()
+        try:
+            vitreous.train(options.data, vitreous.TrainConfig().with_(out=str(run), **fields))
+        except Stopped as stop:
+            print(stop)
+        timer.cancel()
+        ended = time.monotonic()
+        done.set()
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        config = json.loads((run / "config.json").read_text())["config"]
+    middle = (began + (ended - began) / 4, ended - (ended - began) / 4)
+    busy = [value for at, value in samples if middle[0] < at < middle[1]]
+    lines = [r for r in records if r["kind"] == "train"]
+    steady = lines[len(lines) // 4 :]
+    result = {
+        "busy_percent": round(statistics.fmean(busy), 1),
+        "images_per_second": round(statistics.median(r["images_per_second"] for r in steady)),
+        "data_wait": round(statistics.median(r["data_wait"] for r in steady), 4),
+        "steps": lines[-1]["step"],
+        "seconds": round(ended - began, 1),
+        "memory_gib": round(lines[-1]["memory_bytes"] / 2**30, 2),
+        "last": [r for r in records if r["kind"] == "eval"][-2:],
+        "events": [r["text"] for r in records if r["kind"] == "event"],
+        "config": config,
+    }
+    print(json.dumps({k: v for k, v in result.items() if k != "config"}, indent=1))
+    if options.out:
+        write(options.out, {**environment(), "result": result})
+
+
+if __name__ == "__main__":
+    main()

@@ -16,18 +16,7 @@ from vitreous.training.train import resume
 
 # Images are decoded by workers at every step, and the state is saved every tenth of a second.
 WORKING = (*TINY_RUN, "--workers", "2", "--hold", "never", "--save-minutes", "0.002", "--crop", "0.5")
-STRONG_FLAGS = ("--dropout", "0.1", "--stochastic-depth", "0.2", "--mixup", "0.5", "--cutmix", "1")
-    "--dropout",
-    "0.1",
-    "--stochastic-depth",
-    "0.2",
-    "--mixup",
-    "0.5",
-    "--cutmix",
-    "1",
-    "--randaugment",
-    "2",
-)
+STRONG_FLAGS = ("--dropout", "0.1", "--stochastic-depth", "0.2", "--mixup", "0.5", "--cutmix", "1", "--erase", "0.5")
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +66,8 @@ def test_killed_at_random_steps(uninterrupted: Path, folder: Path, tmp_path: Pat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_says_how_to_go_on(uninterrupted: Path, folder: Path, tmp_path: Path, number: int) -> None:
     run = tmp_path / "run"
-    process = start(
-        "train",
-        folder,
-        *WORKING[:-4],
-        "--save-minutes",
-        "60",
-        "--crop",
-        "0.5",
-        *STRONG_FLAGS,
-        "--out",
-        "run",
-        cwd=tmp_path,
-    )
+    options = (*WORKING, *STRONG_FLAGS, "--save-minutes", "60", "--out", "run")
+    process = start("train", folder, *options, cwd=tmp_path)
     _, error = kill_at(process, run, 12, number)
     assert process.returncode == 128 + number
     assert "vitreous train --resume run" in error

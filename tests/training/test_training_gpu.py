@@ -88,5 +88,5 @@ def test_bf16_and_compiled_learn_as_fp32_does(folder: Path, tmp_path: Path) -> N
 
 def test_a_loss_that_is_no_number_is_found_late_and_named_rightly(folder: Path, tmp_path: Path) -> None:
     options = {"lr": 1e30, "clip": None, "warmup": "0%", "ema": 0.0, "optimiser": "sgd", "device": "cuda"}
-    with pytest.raises(VitreousError, match="no longer a number at step [0-4] "):
+    with pytest.raises(VitreousError, match=r"no longer a number at step [0-4] "):
         train(folder, config(tmp_path / "run", **options, duration="200 steps"), quiet=True)

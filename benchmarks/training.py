@@ -1,7 +1,7 @@
 """A training run that is cut short, and how busy it keeps the GPU: `python benchmarks/training.py DATA --seconds 120`.
 
-The GPU counts as busy while a kernel runs: NVML's utilisation, sampled ten times a second from the middle half of the
-run. FIELD=VALUE are fields of TrainConfig.
+The GPU counts as busy while a kernel runs: NVML's utilisation, sampled ten times a second after the first quarter of
+the steps, evaluations included. FIELD=VALUE are fields of TrainConfig.
 """
 
 import argparse
@@ -60,10 +60,10 @@ def main() -> None:
         done.set()
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         config = json.loads((run / "config.json").read_text())["config"]
-    middle = (began + (ended - began) / 4, ended - (ended - began) / 4)
-    busy = [value for at, value in samples if middle[0] < at < middle[1]]
     lines = [r for r in records if r["kind"] == "train"]
-    steady = lines[len(lines) // 4 :]
+    steady = lines[len(lines) // 4 :]  # after compiling
+    start = ended - (lines[-1]["seconds"] - steady[0]["seconds"])
+    busy = [value for at, value in samples if start < at < ended - 1]
     result = {
         "busy_percent": round(statistics.fmean(busy), 1),
         "images_per_second": round(statistics.median(r["images_per_second"] for r in steady)),

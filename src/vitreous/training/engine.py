@@ -16,8 +16,8 @@ from vitreous.data.mixing import mix
 from vitreous.data.options import Augmentation
 from vitreous.errors import VitreousError
 from vitreous.models.drop import key_drops
-from vitreous.preprocessing import Preprocessing
 from vitreous.training.ema import Ema
+from vitreous.training.graphs import RecordedPass
 from vitreous.training.losses import Loss
 from vitreous.training.optimisers import Optimisers, clip_
 from vitreous.training.world import World
@@ -29,14 +29,15 @@ class Prepare:
 
     cut: Cut
     options: Augmentation
-    preprocessing: Preprocessing
+    mean: Tensor  # of the preprocessing, (channels, 1, 1) on the device
+    std: Tensor
     loss: Loss
 
     def __call__(self, rows: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         images = augment(self.cut(rows, keys), keys, self.options)
         if self.options.mixup or self.options.cutmix:
             images, labels = mix(images, self.loss.prepared(labels), keys, self.options)
-        return self.preprocessing.normalise(images), labels
+        return images.div(255).sub(self.mean).div(self.std), labels
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,15 @@ class Engine:
         self.clip, self.micro_batch, self.precision = clip, micro_batch, precision
         self.device = next(model.parameters()).device
         self.forward: Callable[[Tensor], Tensor] = model
+        self.recorded: RecordedPass | None = None
+        self.records = False
         self.notes: list[str] = []  # what happened on the way, for the loop to tell
 
     def compile(self) -> None:
         """Forward, backward and preparation as fused kernels. Where the compiler fails, eager goes on, with a word."""
         self.forward = self._guarded(torch.compile(self.model), self.model, "the model")
         self.prepare = self._guarded(torch.compile(self.prepare), self.prepare, "augmentation")
+        self.records = self.device.type == "cuda"
 
     def _guarded(self, compiled: Any, plain: Any, what: str) -> Any:
         """The compiled function; should it fail, the plain one from then on."""
@@ -114,32 +118,67 @@ class Engine:
         world.add_up([p.grad for p in self.optimisers.parameters if p.grad is not None])
         norm = clip_(self.optimisers.parameters, self.clip)
         self.optimisers.step()
-        self.optimisers.zero_grad()
         if self.ema is not None:
             self.ema.update(number)
         return Stepped(loss, right, norm)
 
     def _gradients(self, batch: Batch, batch_size: int) -> tuple[Tensor, Tensor]:
         """Added up over passes of the micro-batch, so that they are those of the whole batch."""
+        parameters = self.optimisers.parameters
         total, right = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        sums: list[Tensor] = []
         for start in range(0, len(batch), self.micro_batch):
             part = slice(start, start + self.micro_batch)
-            keys = batch.keys[part]
-            images, targets = self.prepare(batch.rows[part], batch.labels[part], keys)
-            key_drops(self.model, keys)
-            with self.autocast():
-                logits = self.forward(images)
-            losses = self.loss(logits, targets)
-            (losses.sum() / batch_size).backward()
-            with torch.no_grad():
-                total += losses.sum()
-                if targets.dtype != torch.bool:  # several labels have no one answer
-                    truth = targets if targets.ndim == 1 else targets.argmax(1)
-                    right += (logits.argmax(1) == truth).sum()
+            self.optimisers.zero_grad()
+            loss, hits = self._pass(batch.rows[part], batch.labels[part], batch.keys[part], batch_size)
+            total += loss
+            right += hits
+            if self.micro_batch < len(batch):
+                found = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+                if sums:
+                    torch._foreach_add_(sums, found)
+                else:
+                    sums = [gradient.clone() for gradient in found]
+        for p, gradient in zip(parameters, sums, strict=False):
+            p.grad = gradient
         return total, right
+
+    def _pass(self, rows: Tensor, labels: Tensor, keys: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Forward and backward of a micro-batch; recorded, if that can be done, for those of the usual size."""
+
+        def run(rows: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+            return self._forward_backward(rows, labels, keys, batch_size)
+
+        if self.recorded is None and self.records and len(keys) == self.micro_batch:
+            try:
+                self.recorded = RecordedPass(run, (rows, labels, keys), self.optimisers.parameters)
+            except (torch.OutOfMemoryError, VitreousError):
+                raise
+            except RuntimeError as error:
+                self.records = False
+                reason = (str(error).strip().splitlines() or [""])[0][:200]
+                self.notes.append(f"the pass could not be recorded ({reason}): going on without, which may be slower")
+                self.optimisers.zero_grad()
+        if self.recorded is not None and len(keys) == self.micro_batch:
+            return self.recorded(rows, labels, keys)
+        return run(rows, labels, keys)
+
+    def _forward_backward(self, rows: Tensor, labels: Tensor, keys: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+        images, targets = self.prepare(rows, labels, keys)
+        key_drops(self.model, keys)
+        with self.autocast():
+            logits = self.forward(images)
+        losses = self.loss(logits, targets)
+        (losses.sum() / batch_size).backward()
+        with torch.no_grad():
+            if targets.dtype == torch.bool:  # several labels have no one answer
+                return losses.sum(), torch.zeros((), device=self.device)
+            truth = targets if targets.ndim == 1 else targets.argmax(1)
+            return losses.sum(), (logits.argmax(1) == truth).sum()
 
     def _halve(self, error: BaseException) -> None:
         self.optimisers.zero_grad()
+        self.recorded = None
         least = 2 if self.paired else 1  # pairs stay together
         if self.micro_batch // 2 < least:
             raise VitreousError(

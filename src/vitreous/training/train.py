@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitreous import __version__
 from vitreous.data.opening import open_data
@@ -160,10 +161,11 @@ def _engine(data: DataSet, made: Plan, fed: Feed) -> Engine:
     model.preprocessing, model.labels = made.preprocessing, data.classes
     model.to(made.device)
     loss = losses.build(config.objective, data.train.labels, made.known.classes, made.device)
+    mean, std = _statistics(made)
     engine = Engine(
         model,
         loss,
-        Prepare(fed.train.cut, config.augmentation, made.preprocessing, loss),
+        Prepare(fed.train.cut, config.augmentation, mean, std, loss),
         optimisers.build(model, config.optimiser),
         Ema(model, config.optimiser.ema) if config.optimiser.ema else None,
         config.optimiser.clip,
@@ -173,6 +175,12 @@ def _engine(data: DataSet, made: Plan, fed: Feed) -> Engine:
     if config.run.compile == "yes" or (config.run.compile == "auto" and made.device.type == "cuda"):
         engine.compile()
     return engine
+
+
+def _statistics(made: Plan) -> list[Tensor]:
+    """Mean and standard deviation of the preprocessing, where the images are."""
+    values = (made.preprocessing.mean, made.preprocessing.std)
+    return [torch.tensor(numbers, device=made.device).view(-1, 1, 1) for numbers in values]
 
 
 def _restore(loop: Loop, folder: RunFolder, teller: Teller) -> None:

@@ -1,0 +1,124 @@
+"""The order of training: every image once in an epoch, and any stretch of it by its position alone."""
+
+import pickle
+
+import pytest
+import torch
+
+from vitreous.data.sampling import Stream
+from vitreous.errors import VitreousError
+
+
+@pytest.mark.parametrize("images", [1, 2, 7, 1000])
+def test_every_epoch_has_every_image_once(images: int) -> None:
+    stream = Stream(images, seed=0)
+    for epoch in (0, 1, 2, 10**9):
+        part = stream.indices(epoch * images, (epoch + 1) * images)
+        assert part.dtype == torch.int64
+        assert sorted(part.tolist()) == list(range(images))
+
+
+def test_the_order_is_another_in_each_epoch_and_for_each_seed() -> None:
+    orders = [tuple(Stream(50, seed).indices(50 * e, 50 * e + 50).tolist()) for seed in range(5) for e in range(5)]
+    assert len(set(orders)) == 25
+    assert Stream(50, 3).indices(0, 200).equal(Stream(50, 3).indices(0, 200))
+
+
+def test_the_order_is_random() -> None:
+    """Where an image comes in an epoch says nothing about where it comes in the next."""
+    stream = Stream(5000, 0)
+    places = [stream.indices(e * 5000, (e + 1) * 5000).argsort().double() for e in range(3)]
+    for one, two in ((places[0], places[1]), (places[1], places[2]), (places[0], torch.arange(5000.0).double())):
+        assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1]) < 5 / 5000**0.5
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_any_stretch_is_cut_from_one_sequence(balanced: bool) -> None:
+    classes = torch.arange(13) % 3 if balanced else None
+    whole = Stream(13, 1, classes).indices(0, 78)
+    stream = Stream(13, 1, classes)
+    for start in range(0, 60, 7):
+        for stop in (start, start + 1, start + 5, start + 13, 78):
+            assert torch.equal(stream.indices(start, stop), whole[start:stop]), (start, stop)
+
+
+def test_batches_straddle_epochs() -> None:
+    """Nothing is left out at the end of an epoch, and nothing is short."""
+    stream = Stream(10, 0)
+    batches = [stream.indices(step * 4, step * 4 + 4) for step in range(5)]
+    assert all(len(batch) == 4 for batch in batches)
+    assert torch.cat(batches).bincount().tolist() == [2] * 10
+
+
+def test_a_batch_of_several_epochs() -> None:
+    assert Stream(1, 0).indices(3, 11).tolist() == [0] * 8
+    many = Stream(3, 0).indices(3, 3 + 3 * 7)
+    assert many.bincount().tolist() == [7, 7, 7]
+
+
+def test_a_copy_goes_on_in_the_same_way() -> None:
+    for classes in (None, torch.arange(20) % 4):
+        stream = Stream(20, 5, classes)
+        stream.indices(0, 30)  # with something remembered
+        copy = pickle.loads(pickle.dumps(stream))
+        assert torch.equal(copy.indices(10, 90), stream.indices(10, 90))
+
+
+# ---------------------------------------------------------------- balanced
+
+UNEQUAL = [
+    pytest.param([90, 9, 1], id="a rare class"),
+    pytest.param([50, 50], id="equal ones"),
+    pytest.param([1, 1, 1, 8], id="one large class"),
+    pytest.param([2] + [1] * 9, id="hardly more images than classes"),
+    pytest.param([997, 1, 1], id="two single images"),
+    pytest.param([33, 34, 33, 1], id="a number that does not divide"),
+]
+
+
+def labels(counts: list[int]) -> torch.Tensor:
+    every = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    return every[torch.randperm(len(every))]
+
+
+@pytest.mark.parametrize("counts", UNEQUAL)
+def test_classes_have_equal_parts_of_every_epoch(counts: list[int]) -> None:
+    classes = labels(counts)
+    images = len(classes)
+    stream = Stream(images, 0, classes)
+    for epoch in range(5):
+        part = stream.indices(epoch * images, (epoch + 1) * images)
+        drawn = classes[part].bincount(minlength=len(counts))
+        assert drawn.sum() == images
+        assert drawn.max() - drawn.min() <= 1, drawn.tolist()
+
+
+@pytest.mark.parametrize("counts", UNEQUAL)
+def test_small_classes_are_used_up_in_every_epoch(counts: list[int]) -> None:
+    classes = labels(counts)
+    images, share = len(classes), len(classes) // len(counts)
+    stream = Stream(images, 0, classes)
+    for epoch in range(5):
+        part = stream.indices(epoch * images, (epoch + 1) * images)
+        for number, count in enumerate(counts):
+            of_class = part[classes[part] == number]
+            if count <= share:
+                assert len(of_class.unique()) == count
+            else:
+                assert len(of_class.unique()) == len(of_class)  # none of a large class twice
+
+
+def test_large_classes_are_all_seen_in_time() -> None:
+    classes = labels([90, 10])
+    seen = Stream(100, 0, classes).indices(0, 2000)
+    assert len(seen.unique()) == 100
+
+
+def test_class_numbers_may_have_gaps() -> None:
+    classes = torch.tensor([7, 7, 7, 7, 2, 2])
+    assert classes[Stream(6, 0, classes).indices(0, 6)].bincount(minlength=8).tolist() == [0, 0, 3, 0, 0, 0, 0, 3]
+
+
+def test_several_labels_cannot_be_balanced() -> None:
+    with pytest.raises(VitreousError, match="balanced"):
+        Stream(4, 0, torch.ones(4, 3, dtype=torch.bool))

@@ -1,0 +1,259 @@
+"""States on disk: back to the bit, two of them, and never a damaged one."""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import images, tiny_vit
+from vitreous.data.held import Held
+from vitreous.data.loading import Batch, Crop, Cut
+from vitreous.data.options import Augmentation
+from vitreous.errors import VitreousError, VitreousWarning
+from vitreous.preprocessing import plain
+from vitreous.training import config, optimisers, state
+from vitreous.training.ema import Ema
+from vitreous.training.engine import Engine, Prepare
+from vitreous.training.loop import Best, Loop, Progress
+from vitreous.training.losses import Loss
+from vitreous.training.world import World
+
+PROGRESS = Progress(step=3, seconds=1.25, best=Best(0.1 + 0.2, 2, "ema"), stale=1, micro_batch=2)
+OFF = {"shift": 0.0, "randaugment": 0, "three_augment": False, "jitter": 0.0, "erase": 0.0, "mixup": 0.0, "cutmix": 0.0}
+
+
+def loop(optimiser: str, seed: int = 0, ema: bool = True, **changes: Any) -> Loop:
+    """A small model in training, with whatever belongs to it, and nothing around it."""
+    torch.manual_seed(seed)
+    model = tiny_vit(dropout=0.1, **changes)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.01)
+    loss = Loss(False, 7)
+    pixels = (images(8, 32, 32, 3) * 60 + 128).clamp(0, 255).byte().numpy()
+    cut = Cut(
+        Held.from_array(pixels, 3, torch.device("cpu")), Crop((32, 32), 3, Augmentation(crop=1.0, flip=False, **OFF))
+    )
+    prepare = Prepare(cut, cut.crop.options, plain(32, 3), loss)
+    chosen = optimisers.build(model, config.Optimiser(optimiser=optimiser, lr=0.01, weight_decay=0.1))
+    engine = Engine(model, loss, prepare, chosen, Ema(model, 0.9) if ema else None, 1.0, 4, "fp32")
+    return Loop(None, None, engine, None, None, World())
+
+
+def train(loop: Loop, first: int, last: int) -> None:
+    loop.engine.model.train()
+    for step in range(first, last):
+        loop.engine.optimisers.set_factor(1 / (1 + step))
+        keys = torch.arange(8) + 8 * step
+        loop.engine.step(Batch(torch.arange(8), keys, torch.arange(8) % 7), step, 8, World())
+
+
+def flat(tree: Any, name: str = "") -> dict[str, Tensor]:
+    if not isinstance(tree, dict):
+        return {name: torch.as_tensor(tree)}
+    return {key: value for part in tree for key, value in flat(tree[part], f"{name}/{part}").items()}
+
+
+def equal(one: Any, other: Any) -> bool:
+    left, right = flat(one), flat(other)
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
+    )
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("ema", [True, False])
+def test_everything_comes_back_to_the_bit(tmp_path: Path, optimiser: str, ema: bool) -> None:
+    whole = loop(optimiser, ema=ema)
+    train(whole, 0, 3)
+    path = state.save(tmp_path / "state", 3, whole.tensors(), asdict(PROGRESS))
+    saved = {name: tensor.clone() for name, tensor in flat(whole.tensors()).items()}
+    moments = [name for name in saved if name.startswith("/optimiser/")]
+    assert len(moments) >= len(list(whole.engine.model.parameters()))
+    assert all(saved[name].any() for name in moments if "bias" not in name)  # there is something to lose
+    train(whole, 3, 5)
+
+    other = loop(optimiser, seed=1, ema=ema)  # another process, with other numbers in it
+    found, progress = state.newest(tmp_path / "state")
+    assert found == path
+    other.restore(found, progress)
+    assert equal(flat(other.tensors()), saved)
+    assert other.progress == PROGRESS
+    assert other.engine.micro_batch == 2
+    other.engine.micro_batch = 4
+    train(other, 3, 5)
+    assert equal(other.tensors()["model"], whole.tensors()["model"])
+    assert equal(other.tensors(), whole.tensors())
+
+
+def test_a_run_that_was_saved_before_its_first_step(tmp_path: Path) -> None:
+    whole = loop("adamw")
+    state.save(tmp_path / "state", 0, whole.tensors(), asdict(Progress()))
+    other = loop("adamw", seed=1)
+    other.restore(*state.newest(tmp_path / "state"))
+    for each in (whole, other):
+        train(each, 0, 2)
+    assert equal(other.tensors(), whole.tensors())
+
+
+# ---------------------------------------------------------------- plain trees, which are quicker
+
+
+def tree(seed: int, rows: int = 5) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(rows, 300, generator=generator)
+    return {
+        "model": {"a.weight": weights, "b": weights[:, 0].clone(), "empty": torch.empty(0), "half": weights.half()},
+        "optimiser": {"a.weight": {"step": torch.tensor(float(seed)), "mask": weights > 0}},
+        "random": torch.arange(seed, seed + 10, dtype=torch.uint8),
+    }
+
+
+def save(folder: Path, *steps: int) -> list[Path]:
+    return [state.save(folder, step, tree(step), {"step": step, "note": "größer"}) for step in steps]
+
+
+def test_values_that_are_hard_to_keep(tmp_path: Path) -> None:
+    odd = {"x": torch.tensor([0.1, -0.0, float("inf"), float("nan"), 1e-45, 2**-149])}
+    path = state.save(tmp_path / "state", 1, odd, {"loss": 0.1 + 0.2, "best": None})
+    into = {"x": torch.zeros(6)}
+    state.load(path, into)
+    assert into["x"].numpy().tobytes() == odd["x"].numpy().tobytes()
+    assert state.newest(tmp_path / "state")[1] == {"loss": 0.1 + 0.2, "best": None}
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    save(tmp_path / "state", 1, 9, 10, 100)
+    assert [path.name for path in state.states(tmp_path / "state")] == ["step-000000100", "step-000000010"]
+    path, progress = state.newest(tmp_path / "state")
+    assert path.name == "step-000000100"
+    assert progress == {"step": 100, "note": "größer"}
+    into = tree(0)
+    state.load(path, into)
+    assert equal(into, tree(100))
+
+
+def test_a_step_that_is_saved_again(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    save(folder, 5)
+    path = state.save(folder, 5, tree(77), {"step": 5})
+    into = tree(0)
+    state.load(path, into)
+    assert equal(into, tree(77))
+    assert state.states(folder) == [path]
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    (folder / ".step-000000007.123.tmp").mkdir(parents=True)
+    (folder / ".step-000000007.123.tmp" / "__0_0.distcp").write_bytes(b"half")
+    with pytest.raises(VitreousError, match="nothing was saved yet"):
+        state.newest(folder)
+    save(folder, 8)
+    assert [path.name for path in folder.iterdir()] == ["step-000000008"]
+
+
+def test_no_folder_at_all(tmp_path: Path) -> None:
+    assert state.states(tmp_path / "state") == []
+    with pytest.raises(VitreousError, match="nothing was saved yet"):
+        state.newest(tmp_path / "state")
+
+
+# ---------------------------------------------------------------- damage
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+FILES = [".metadata", "__0_0.distcp", "progress.json", "sums.json"]
+
+
+@pytest.mark.parametrize("damage", [cut, empty, flip, Path.unlink], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_state_is_passed_over(tmp_path: Path, damage: Any, name: str) -> None:
+    folder = tmp_path / "state"
+    older, newer = save(folder, 1, 2)
+    assert sorted(file.name for file in newer.iterdir()) == FILES
+    damage(newer / name)
+    with pytest.warns(VitreousWarning, match=r"step-000000002 \(.+\); going on from step-000000001"):
+        assert state.newest(folder) == (older, {"step": 1, "note": "größer"})
+
+
+def test_no_state_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "state"
+    older, newer = save(folder, 1, 2)
+    cut(older / "__0_0.distcp")
+    (newer / "sums.json").unlink()
+    with pytest.raises(VitreousError, match="no state is whole") as error:
+        state.newest(folder)
+    for word in ("run", "step-000000001 (__0_0.distcp is damaged)", "step-000000002 (cut off while it was written)"):
+        assert word in str(error.value)
+
+
+def test_a_list_of_sums_that_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    older, newer = save(folder, 1, 2)
+    for content in ("[]", "null", "{}", '{"__0_0.distcp": 3}', "\0"):
+        (newer / "sums.json").write_text(content)
+        with pytest.warns(VitreousWarning, match="going on from step-000000001"):
+            assert state.newest(folder)[0] == older
+
+
+def test_a_state_of_another_model(tmp_path: Path) -> None:
+    (path,) = save(tmp_path / "state", 1)
+    with pytest.raises(VitreousError, match="does not fit this run"):
+        state.load(path, tree(1, rows=6))
+    more = tree(1)
+    more["model"]["new"] = torch.zeros(2)
+    with pytest.raises(VitreousError, match="does not fit this run"):
+        state.load(path, more)
+
+
+def test_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "state"
+    save(folder, 1)
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    with pytest.raises(VitreousError, match="belongs to another user"):
+        state.newest(folder)
+
+
+def test_a_disk_that_fails_leaves_the_older_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "state"
+    (older,) = save(folder, 1)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(VitreousError, match="step 2 cannot be saved.*No space left on device"):
+            save(folder, 2)
+    assert list(folder.iterdir()) == [older]
+    assert state.newest(folder)[1]["step"] == 1
+
+
+def test_sums_vouch_for_every_file(tmp_path: Path) -> None:
+    (path,) = save(tmp_path / "state", 1)
+    vouched = json.loads((path / "sums.json").read_text())
+    assert {*vouched, "sums.json"} == {file.name for file in path.iterdir()}
+    copy = tmp_path / "copied"
+    shutil.copytree(tmp_path / "state", copy)  # moved to another disk
+    assert state.newest(copy)[1]["step"] == 1

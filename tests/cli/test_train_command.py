@@ -1,0 +1,208 @@
+"""`vitreous train`, as a person at a terminal meets it: its help, its bar, and Ctrl-C."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runs import TINY_RUN, draw_folder
+from vitreous import TrainConfig
+
+FIELDS = list(TrainConfig().flat())
+
+
+@pytest.fixture(scope="module")
+def help_text() -> str:
+    """What `--help` says on a terminal, from a process that never saw torch."""
+    code = (
+        "import sys\nfrom vitreous.cli import main\n"
+        "try:\n    main(['train', '--help'])\nexcept SystemExit as end:\n    code = end.code\n"
+        "heavy = [name for name in ('torch', 'numpy', 'PIL') if name in sys.modules]\n"
+        "print('HEAVY', heavy, 'CODE', code or 0)"
+    )
+    environment = {**os.environ, "COLUMNS": "100"}  # on a wider one the boxes stand side by side
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    return result.stdout
+
+
+def flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def described(text: str) -> dict[str, str]:
+    """Each flag and what is said about it: on its line, and on those below it until the next."""
+    found: dict[str, str] = {}
+    current = ""
+    for line in (line.strip("│ ") for line in text.splitlines()):
+        if match := re.match(r"(?:-h, )?(--[\w-]+)(?:, --no-[\w-]+)?(?: (?:\{\S.*?\}|[A-Z|]+))*(?=\s|$)", line):
+            current = match[1]
+            assert current not in found, f"{current} is there twice"
+            found[current] = line[match.end() :].strip()
+        elif line.startswith(("╭", "╰")):
+            current = ""
+        elif current:
+            found[current] = f"{found[current]} {line}".strip()
+    return found
+
+
+def test_help_is_there_at_once(help_text: str) -> None:
+    assert "HEAVY [] CODE 0" in help_text
+    assert "Train a model on images." in help_text
+
+
+def test_help_lists_every_field_once(help_text: str) -> None:
+    found = described(help_text)
+    assert set(found) == {"--help", "--recipe", "--resume", *map(flag, FIELDS)}
+    for field in FIELDS:
+        assert len(re.findall(rf"^[│ ]*{flag(field)}(?=[ ,]|$)", help_text, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_help_says_what_a_field_is(help_text: str, field: str) -> None:
+    words = described(help_text)[flag(field)].partition("(default:")[0]
+    words = re.sub(r"\{.*?\}|\||\b(INT|FLOAT|STR)\b", "", words)  # what kind of value it takes
+    assert len(words.split()) >= 2, f"{field} has no docstring"
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vitreous", "train", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--batchsize", "--batch-size"), ("--patch-szie", "--patch-size"), ("--stocastic-depth", "--stochastic-depth")],
+)
+def test_a_misspelt_flag(typed: str, meant: str) -> None:
+    result = run("digits", typed, "8")
+    assert result.returncode == 2
+    assert typed in result.stderr
+    assert meant in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--lr", "fast"), ("--schedule", "cosin"), ("--batch-size",)])
+def test_a_value_that_is_none(arguments: tuple[str, ...]) -> None:
+    result = run("digits", *arguments)
+    assert result.returncode == 2
+    assert arguments[0] in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_no_data_at_all() -> None:
+    result = run()
+    assert result.returncode == 2
+    assert "DATA is missing" in result.stderr
+
+
+# ---------------------------------------------------------------- a terminal
+
+
+class Terminal:
+    """A process that believes a person is looking at it."""
+
+    def __init__(self, *arguments: object, cwd: Path, columns: int):
+        self.master, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
+        for name in ("COLUMNS", "LINES", "NO_COLOR"):
+            environment.pop(name, None)
+        command = [sys.executable, "-m", "vitreous", *map(str, arguments)]
+        self.process = subprocess.Popen(command, cwd=cwd, env=environment, stdin=inside, stdout=inside, stderr=inside)
+        os.close(inside)
+        self.seen = ""
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+    @property
+    def text(self) -> str:
+        """Without colours and movements of the cursor."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.seen)
+
+    def read_until(self, done: Callable[[str], object], seconds: float = 90) -> None:
+        deadline = time.monotonic() + seconds
+        while not done(self.text):
+            assert time.monotonic() < deadline, self.text[-3000:]
+            if not select.select([self.master], [], [], 0.2)[0]:
+                continue
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:  # the process has ended
+                return
+            self.seen += data.decode(errors="replace")
+
+
+LONG = [*TINY_RUN, "--duration", "100000steps", "--evaluate-every", "90000steps", "--workers", "0", "--out", "run"]
+BAR = {
+    "title": r"training",
+    "share": r"\d+%",
+    "epoch": r"epoch \d+\.\d",
+    "loss": r"loss \d+\.\d+",
+    "accuracy": r"acc \d+\.\d%",
+    "learning rate": r"lr \d\.\de[+-]\d+",
+    "speed": r"[\d,]+ images/s",
+    "waiting": r"wait \d+%",
+    "memory": r"\d+(\.\d)? [MG]iB",
+    "time left": r"\d+:\d\d:\d\d left",
+}
+
+
+def bars(text: str) -> list[str]:
+    """Lines of the bar that have everything in them that was ever promised."""
+    lines = [line for line in re.split(r"[\r\n]+", text) if line.startswith("training")]
+    return [line for line in lines if all(re.search(pattern, line) for pattern in BAR.values())]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_folder(tmp_path_factory.mktemp("data") / "farben")
+
+
+def test_the_bar_and_ctrl_c(folder: Path, tmp_path: Path) -> None:
+    with Terminal("train", folder, *LONG, cwd=tmp_path, columns=160) as terminal:
+        terminal.read_until(bars)
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.read_until(lambda text: False, seconds=60)
+        assert terminal.process.wait(60) == 130
+        text = terminal.text
+    assert "stopped at step" in text
+    assert "vitreous train --resume run" in text
+    assert "Traceback" not in text
+    assert "KeyboardInterrupt" not in text
+    assert "\x1b[?25h" in terminal.seen  # the cursor is shown again
+    assert list((tmp_path / "run" / "state").glob("step-*"))
+    last = text.rstrip().splitlines()[-1]
+    assert last.startswith("vitreous: stopped at step")
+
+
+def test_the_bar_on_a_usual_terminal(folder: Path, tmp_path: Path) -> None:
+    """80 columns: something may be left out, but neither the loss nor the time left, and no word is cut."""
+    with Terminal("train", folder, *LONG, cwd=tmp_path, columns=80) as terminal:
+        terminal.read_until(lambda text: len(re.findall(r"loss \d", text)) > 3)
+        lines = [line for line in re.split(r"[\r\n]+", terminal.text) if "loss" in line and "epoch" in line]
+    for line in lines[:3]:
+        assert len(line) <= 80
+        assert "…" not in line
+        assert re.search(BAR["time left"], line)

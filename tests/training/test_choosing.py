@@ -1,0 +1,284 @@
+"""What is chosen by the data: complete, buildable, with a reason; and never against what was asked for."""
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitreous import TrainConfig
+from vitreous.data.arrays import Arrays
+from vitreous.data.options import Augmentation
+from vitreous.data.sources import DataSet, Source
+from vitreous.errors import VitreousError
+from vitreous.models.resnet import BiT
+from vitreous.models.vit import ViTConfig
+from vitreous.models.zoo import build
+from vitreous.training.choosing import Facts, choose, facts, model_config, preprocessing
+from vitreous.training.planning import plan
+from vitreous.training.world import World
+
+
+def known(images: int, side: int, channels: int = 3, shape: Any = "square", **changes: Any) -> Facts:
+    shape = (side, side) if shape == "square" else shape
+    return Facts(
+        **{"classes": 10, "several": False} | changes, images=images, channels=channels, side=side, shape=shape
+    )
+
+
+SETS = {
+    "digits": known(1_500, 8, 1),
+    "mnist": known(60_000, 28, 1),
+    "letters": known(800, 64, 1),
+    "cifar": known(50_000, 32),
+    "few small ones": known(300, 32),
+    "tiny imagenet": known(100_000, 64, classes=200),
+    "odd sizes": known(4_000, 37, shape=None),
+    "pets": known(500, 224, shape=None, classes=37),
+    "photos": known(9_000, 224, shape=None),
+    "imagenet": known(1_300_000, 375, shape=None, classes=1000),
+    "web": known(40_000_000, 300, shape=None, classes=20_000),
+    "scans": known(2_000, 3_000, 1, shape=None),
+    "strips": known(700, 12, shape=(40, 12)),
+    "grey strips": known(700, 12, 1, shape=(12, 40)),
+    "long strips": known(700, 40, shape=(40, 400)),
+    "two images": known(2, 100, classes=2),
+    "several labels": known(9_000, 224, shape=None, several=True),
+    **{f"{side} px": known(100, side) for side in range(1, 8)},
+    **{f"{side} px of all sizes": known(100, side, shape=None) for side in (1, 2, 3, 5, 13, 41, 81, 181)},
+    "a line": known(100, 1, shape=(1, 30)),
+}
+each_set = pytest.mark.parametrize("found", SETS.values(), ids=SETS)
+
+# What the rest of training reads without asking whether it is there.
+NEEDED = {
+    *(field.name for field in fields(Augmentation)),
+    *("model", "image_size", "loss", "label_smoothing", "best_by", "optimiser", "lr", "weight_decay", "ema"),
+    *("duration", "warmup", "schedule", "batch_size"),
+}
+
+
+def size_of(config: TrainConfig) -> tuple[int, int]:
+    size = config.architecture.image_size
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def built(config: TrainConfig, found: Facts) -> Any:
+    """The model, without its memory; and what it says to a batch."""
+    settings = model_config(config, found)
+    with torch.device("meta"):
+        model = build(settings)
+        answer = model(torch.empty(2, found.channels, *size_of(config)))
+    assert answer.shape == (2, found.classes)
+    return model
+
+
+@each_set
+def test_nothing_is_left_open(found: Facts) -> None:
+    config, choices = choose(TrainConfig(), found)
+    missing = [name for name in NEEDED if config.flat()[name] is None]
+    assert not missing
+    assert len({choice.field for choice in choices}) == len(choices)
+    before, after = TrainConfig().flat(), config.flat()
+    assert {choice.field for choice in choices} == {name for name in after if after[name] != before[name]}
+    for choice in choices:
+        assert after[choice.field] == choice.value
+        assert len(choice.why) > 3
+        assert " 0 tokens" not in choice.why
+
+
+@each_set
+def test_the_model_can_be_built(found: Facts) -> None:
+    config, _ = choose(TrainConfig(), found)
+    model = built(config, found)
+    settings: ViTConfig = model.config
+    patch = config.architecture.patch_size
+    assert [side % patch for side in size_of(config)] == [0, 0]
+    rows, columns = settings.grid
+    if found.side >= 2:
+        assert rows * columns >= 4
+    assert rows * columns <= 400  # what a small machine can train on
+    assert config.schedule.batch_size <= max(found.images, 1)
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar", "strips", "grey strips", "5 px"])
+def test_small_images_are_seen_whole(name: str) -> None:
+    config, _ = choose(TrainConfig(), SETS[name])
+    for side, own in zip(size_of(config), SETS[name].shape, strict=True):
+        assert own <= side < own + config.architecture.patch_size
+
+
+@each_set
+def test_what_the_trained_model_is_shown_is_what_it_was_trained_on(found: Facts) -> None:
+    """The whole image where training squashes it; or else its middle, without black edges."""
+    config, _ = choose(TrainConfig(), found)
+    shown = preprocessing(config, found)
+    assert shown.size == size_of(config)
+    assert len(shown.mean) == len(shown.std) == found.channels
+    assert (shown.resize is None) == (config.augmentation.crop == 1)
+    height, width = found.shape or (found.side, 2 * found.side)
+    white = Image.new("L" if found.channels == 1 else "RGB", (min(width, 400), min(height, 400)), "white")
+    assert (shown.pixels(white) == 255).all()
+
+
+@pytest.mark.parametrize("crop", [0.5, 1.0])
+@pytest.mark.parametrize("size", [(16, 24), (24, 16), 16, (64, 128)])
+@pytest.mark.parametrize("shape", [(20, 20), (20, 60), (60, 20), (300, 200)])
+def test_a_rectangle_has_no_black_edges(crop: float, size: Any, shape: tuple[int, int]) -> None:
+    found = known(500, min(shape), shape=shape)
+    config, _ = choose(TrainConfig().with_(model="Ti/8", image_size=size, crop=crop), found)
+    shown = preprocessing(config, found)
+    assert (shown.pixels(Image.new("RGB", shape[::-1], "white")) == 255).all()
+
+
+# ---------------------------------------------------------------- what was asked for
+
+WISHES: list[dict[str, Any]] = [
+    {"model": "S/16"},
+    {"model": "S/16", "image_size": 96},
+    {"model": "B/32"},
+    {"model": "Ti/8", "width": 96, "heads": 4},
+    {"model": "BiT-R50x1"},
+    {"model": "BiT-R50x1", "image_size": 160},
+    {"model": "R50+B/16"},
+    {"model": "R+Ti/16"},
+    {"model": "R50+B/16", "patch_size": 2},
+    {"model": "R50+B/16", "patch_size": 1},
+    {"model": "DINOv2-S/14-reg"},
+    {"patch_size": 8},
+    {"patch_size": 3},
+    {"image_size": 96},
+    {"image_size": (24, 48)},
+    {"image_size": 30},
+    {"image_size": 50},
+    {"patch_size": 5, "image_size": 35},
+    {"width": 64},
+    {"width": 100},
+    {"depth": 2},
+    {"heads": 8},
+    {"width": 48, "heads": 3, "depth": 1, "mlp_dim": 50},
+    {"pool": "token"},
+    {"pool": "map", "registers": 2},
+    {"position": "relative"},
+    {"batch_size": 7, "duration": "3 steps"},
+    {"optimiser": "sgd"},
+    {"optimiser": "muon"},
+    {"loss": "sigmoid"},
+    {"crop": 0.7, "flip": True, "mixup": 0.0},
+    {"crop": 1.0},
+    {"ema": 0.0},
+    {"lr": 1e-5, "weight_decay": 0.0, "label_smoothing": 0.0, "dropout": 0.2, "stochastic_depth": 0.4},
+    {"schedule": "constant", "warmup": "0%"},
+    {"best_by": "loss"},
+]
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar", "photos"])
+@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: "-".join(f"{k}={v}" for k, v in wish.items()))
+def test_what_was_given_is_kept_and_the_rest_follows(wish: dict[str, Any], name: str) -> None:
+    found = SETS[name]
+    config, choices = choose(TrainConfig().with_(**wish), found)
+    assert {field: config.flat()[field] for field in wish} == wish
+    assert not {choice.field for choice in choices} & set(wish)
+    assert not [field for field in NEEDED if config.flat()[field] is None]
+    model = built(config, found)
+    for field in ("width", "depth", "heads", "pool", "patch_size", "position", "registers", "mlp_dim"):
+        if field in wish:
+            assert getattr(model.config, field) in (wish[field], (wish[field],) * 2)
+    shown = preprocessing(config, found)
+    assert shown.size == size_of(config)
+    assert (shown.resize is None) == (config.augmentation.crop == 1)
+
+
+def chosen(wish: dict[str, Any], name: str) -> dict[str, Any]:
+    return choose(TrainConfig().with_(**wish), SETS[name])[0].flat()
+
+
+def test_a_named_model_is_itself() -> None:
+    """Small data makes an unnamed model small, and leaves a named one as it is."""
+    settings = model_config(choose(TrainConfig().with_(model="S/16"), SETS["digits"])[0], SETS["digits"])
+    assert (settings.width, settings.depth, settings.heads, settings.patch_size) == (384, 12, 6, (16, 16))
+    assert settings.grid[0] * settings.grid[1] >= 4
+    assert chosen({"model": "S/16"}, "cifar")["image_size"] == 64
+    resnet, _ = choose(TrainConfig().with_(model="BiT-R50x1"), SETS["cifar"])
+    assert isinstance(built(resnet, SETS["cifar"]), BiT)
+
+
+def test_learning_rates_follow_the_optimiser_and_the_batch() -> None:
+    assert chosen({"optimiser": "sgd"}, "cifar")["lr"] > 5 * chosen({"optimiser": "adamw"}, "cifar")["lr"]
+    assert chosen({"batch_size": 4096}, "cifar")["lr"] > chosen({"batch_size": 512}, "cifar")["lr"]
+    assert chosen({"optimiser": "sgd"}, "cifar")["weight_decay"] < 0.01
+
+
+def test_letters_are_not_mirrored_and_photographs_are() -> None:
+    assert [chosen({}, name)["flip"] for name in ("digits", "mnist", "letters")] == [False] * 3
+    assert [chosen({}, name)["flip"] for name in ("cifar", "photos", "scans")] == [True] * 3
+
+
+def test_a_wish_that_a_resnet_has_no_place_for() -> None:
+    """Refused, not forgotten."""
+    for wish in ({"pool": "map"}, {"registers": 2}, {"dropout": 0.3}, {"depth": 3}, {"stochastic_depth": 0.1}):
+        config, _ = choose(TrainConfig().with_(model="BiT-R50x1", **wish), SETS["cifar"])
+        with pytest.raises(VitreousError, match=next(iter(wish))):
+            model_config(config, SETS["cifar"])
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(VitreousError, match="Q/16"):
+        choose(TrainConfig().with_(model="Q/16"), SETS["cifar"])
+
+
+# ---------------------------------------------------------------- the facts
+
+
+class Pictures(Source):
+    """Images of given sizes (height, width); None: one that cannot be read."""
+
+    def __init__(self, sizes: list[tuple[int, int] | None]):
+        self.sizes, self.labels = sizes, torch.arange(len(sizes)) % 2
+
+    def image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        if (size := self.sizes[index]) is None:
+            raise VitreousError(f"{self.name(index)}: broken")
+        return Image.new("RGB", size[::-1])
+
+    def name(self, index: int) -> str:
+        return f"picture {index}"
+
+
+def facts_of(source: Source, channels: int = 3) -> Facts:
+    return facts(DataSet("set", ("a", "b"), channels, source))
+
+
+def test_facts_of_alike_images() -> None:
+    assert facts_of(Pictures([(30, 50)] * 7)) == Facts(7, 2, 3, 30, (30, 50), False)
+    array = np.zeros((9, 5, 4, 1), np.uint8)
+    assert facts_of(Arrays(array, torch.arange(9) % 2, "x"), 1) == Facts(9, 2, 1, 4, (5, 4), False)
+
+
+def test_facts_of_images_of_all_sizes() -> None:
+    found = facts_of(Pictures([(10, 99), None, (20, 15), (300, 400), None]))
+    assert found.shape is None
+    assert found.side == 15
+
+
+def test_facts_of_many_images_are_looked_up_in_a_few() -> None:
+    sizes = [(40, 60) if number % 3 else (60, 40) for number in range(100_000)]
+    found = facts_of(Pictures(sizes))
+    assert (found.images, found.side, found.shape) == (100_000, 40, None)
+
+
+def test_no_image_can_be_read() -> None:
+    with pytest.raises(VitreousError, match="picture 2"):
+        facts_of(Pictures([None, None, None]))
+
+
+def test_a_plan_of_one_image_for_each_class() -> None:
+    """The smallest data set there is."""
+    source = Arrays(np.zeros((2, 9, 9, 1), np.uint8), torch.tensor([0, 1]), "two")
+    made = plan(DataSet("two", ("a", "b"), 1, source), TrainConfig().with_(device="cpu"), World())
+    assert made.batch_size == 2
+    assert made.steps == 100
+    assert made.size in (made.model.image_size, (made.model.image_size,) * 2)

@@ -1,0 +1,325 @@
+"""One step: the same whether in one pass or several, by one process or two, with much memory or little."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+
+from helpers import draw
+from runs import config
+from vitreous.data.arrays import Arrays
+from vitreous.data.sources import DataSet
+from vitreous.errors import VitreousError
+from vitreous.training.engine import Engine, Stepped
+from vitreous.training.feeding import Feed, feed
+from vitreous.training.planning import plan
+from vitreous.training.telling import Teller
+from vitreous.training.train import _engine
+from vitreous.training.world import World
+
+# Whatever is drawn at random, all of it.
+EVERYTHING: dict[str, Any] = {
+    **{"dropout": 0.1, "stochastic_depth": 0.3, "mixup": 0.5, "cutmix": 1.0, "randaugment": 2, "erase": 0.3},
+    **{"crop": 0.5, "flip": True, "shift": 0.1, "jitter": 0.3, "three_augment": True, "label_smoothing": 0.1},
+}
+SGD: dict[str, Any] = {"optimiser": "sgd", "lr": 0.1, "clip": None, "ema": 0.0}
+
+
+def begun(world: World | None = None, several: bool = False, **changes: Any) -> tuple[Engine, Feed]:
+    """A run of random images and weights, before its first step."""
+    world = world or World()
+    images = np.random.default_rng(0).integers(0, 256, (200, 18, 18, 3), dtype=np.uint8)
+    labels = torch.arange(200) % 5
+    source = Arrays(images, labels[:, None] >= torch.arange(5) if several else labels, "noise")
+    data = DataSet("noise", ("a", "b", "c", "d", "e"), 3, source)
+    wishes = config(Path(), **{**EVERYTHING, **SGD, "batch_size": 128, "evaluate_every": None, "depth": 3, **changes})
+    made = plan(data, wishes, world)
+    fed = feed(data, made, world, Teller(quiet=True))
+    engine = _engine(data, made, fed)
+    draw(engine.model).train()  # the head starts at zero, and would hide the rest
+    return engine, fed
+
+
+class Watching(World):
+    """One process that keeps the gradients which it would share."""
+
+    seen: list[Tensor]
+
+    def add_up(self, tensors: list[Tensor]) -> None:
+        object.__setattr__(self, "seen", [tensor.clone() for tensor in tensors])
+
+
+def gradients(engine: Engine, fed: Feed) -> tuple[list[Tensor], Stepped]:
+    world = Watching()
+    batch = next(fed.train.batches(0, 1))
+    stepped = engine.step(batch, 0, fed.train.batch_size, world)
+    assert len(world.seen) == len(list(engine.model.parameters()))
+    return world.seen, stepped
+
+
+def close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """To rounding: each by its own scale."""
+    return len(ours) == len(theirs) and all(
+        (a - b).abs().max() <= 2e-5 * b.abs().max() + 1e-8 for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[list[Tensor], Stepped]:
+    """128 images in one pass."""
+    return gradients(*begun())
+
+
+# ---------------------------------------------------------------- several passes
+
+
+@pytest.mark.parametrize("micro_batch", [32, 50, 2])
+def test_accumulated_gradients_are_those_of_one_pass(whole: Any, micro_batch: int) -> None:
+    found, stepped = gradients(*begun(micro_batch=micro_batch))
+    assert close(found, whole[0])
+    assert all(gradient.abs().max() > 0 for gradient in found)
+    assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
+    assert torch.allclose(stepped.grad_norm, whole[1].grad_norm, rtol=1e-4)
+    assert torch.equal(stepped.right, whole[1].right)
+
+
+def test_gradients_do_depend_on_what_is_drawn(whole: Any) -> None:
+    """Or the test above would prove nothing."""
+    assert not close(gradients(*begun(seed=1))[0], whole[0])
+    for name in ("dropout", "stochastic_depth", "mixup", "cutmix"):
+        assert not close(gradients(*begun(**{name: 0.0}))[0], whole[0])
+
+
+def test_gradients_of_several_steps_do_not_add_up() -> None:
+    """What one step leaves behind does not show in the next."""
+    engine, fed = begun(lr=1e-30, weight_decay=0.0, momentum=0.0, micro_batch=32)
+    batch = next(fed.train.batches(0, 1))
+    worlds = Watching(), Watching()
+    for number, world in enumerate(worlds):
+        engine.step(batch, number, 128, world)
+    assert close(worlds[1].seen, worlds[0].seen)
+
+
+def test_gradients_are_those_of_the_mean_loss() -> None:
+    """Against autograd on the whole batch by hand, where nothing is drawn."""
+    drawn = ("dropout", "stochastic_depth", "mixup", "cutmix", "erase", "shift", "jitter", "label_smoothing")
+    still = dict.fromkeys(drawn, 0.0)
+    engine, fed = begun(**still, randaugment=0, three_augment=False, crop=1.0, flip=False, micro_batch=30)
+    batch = next(fed.train.batches(0, 1))
+    model, source = engine.model, fed.train.source
+    preprocessing = model.preprocessing
+    order = fed.train.stream.indices(0, 128)
+    pixels = torch.stack([preprocessing(source.image(int(index))) for index in order])
+    loss = nn.functional.cross_entropy(model(pixels), source.labels[order])
+    wanted = torch.autograd.grad(loss, list(model.parameters()))
+    world = Watching()
+    stepped = engine.step(batch, 0, 128, world)
+    assert close(world.seen, list(wanted))
+    assert torch.allclose(stepped.loss / 128, loss, rtol=1e-5)
+
+
+def test_several_labels_are_accumulated_too() -> None:
+    changes = {"several": True, "mixup": 0.0, "cutmix": 0.0}
+    one, stepped = gradients(*begun(**changes))
+    assert close(gradients(*begun(**changes, micro_batch=30))[0], one)
+    assert stepped.right == 0
+
+
+# ---------------------------------------------------------------- little memory
+
+
+class Narrow(nn.Module):
+    """A model on a device that has no room for more than so many images, or that fails once."""
+
+    def __init__(self, model: nn.Module, most: int = 10**9, fails_at: int = 0):
+        super().__init__()
+        self.model, self.most, self.fails_at, self.calls = model, most, fails_at, 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        if len(images) > self.most or self.calls == self.fails_at:
+            raise torch.OutOfMemoryError("not enough of it")
+        return self.model(images)
+
+
+@pytest.mark.parametrize(("most", "reached"), [(100, 64), (63, 32), (5, 4), (2, 2)])
+def test_passes_are_halved_until_they_fit(whole: Any, most: int, reached: int) -> None:
+    engine, fed = begun()
+    engine.forward = Narrow(engine.model, most)
+    found, stepped = gradients(engine, fed)
+    assert engine.micro_batch == reached
+    assert close(found, whole[0])
+    assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
+    assert torch.equal(stepped.right, whole[1].right)
+    assert f"passes of {reached} images" in engine.notes[-1]
+    assert "out of memory" in engine.notes[0]
+
+
+def test_what_was_done_before_memory_ran_out_is_not_counted_twice(whole: Any) -> None:
+    engine, fed = begun(micro_batch=32)
+    engine.forward = Narrow(engine.model, fails_at=3)
+    found, stepped = gradients(engine, fed)
+    assert engine.micro_batch == 16
+    assert close(found, whole[0])
+    assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
+
+
+def test_pairs_stay_together_in_odd_halves(whole: Any) -> None:
+    engine, fed = begun(micro_batch=50)
+    engine.forward = Narrow(engine.model, most=30)
+    assert close(gradients(engine, fed)[0], whole[0])
+    assert engine.micro_batch % 2 == 0
+
+
+@pytest.mark.parametrize(("changes", "least"), [({}, 2), ({"mixup": 0.0, "cutmix": 0.0}, 1)])
+def test_no_room_for_the_least(changes: dict[str, float], least: int) -> None:
+    engine, fed = begun(**changes)
+    engine.forward = Narrow(engine.model, most=0)
+    with pytest.raises(VitreousError, match=f"out of memory on cpu with {least} images at a time"):
+        gradients(engine, fed)
+
+
+def test_other_errors_are_not_hidden() -> None:
+    engine, fed = begun()
+
+    def broken(images: Tensor) -> Tensor:
+        raise RuntimeError("something else")
+
+    engine.forward = broken
+    with pytest.raises(RuntimeError, match="something else"):
+        gradients(engine, fed)
+
+
+# ---------------------------------------------------------------- two processes
+
+STEPS = 3
+
+
+def updated(world: World, **changes: Any) -> dict[str, Tensor]:
+    """The weights after some steps, clipped and averaged as in a run."""
+    engine, fed = begun(world, **{"batch_size": 64, "clip": 1.0, "ema": 0.9, **changes})
+    losses = torch.zeros(())
+    for number, batch in enumerate(fed.train.batches(0, STEPS)):
+        stepped = engine.step(batch, number, 64, world)
+        world.add_up([stepped.loss])
+        losses = losses + stepped.loss
+    means = {f"ema.{name}": tensor for name, tensor in engine.ema.state_dict().items()}
+    return {**engine.model.state_dict(), **means, "losses": losses}
+
+
+def one_of_two(rank: int, place: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2)
+    world = World.current()
+    assert world == World(rank, 2)
+    found: dict[str, Any] = {"weights": updated(world), "odd": updated(world, micro_batch=10)}
+    rows = 3 + 4 * rank  # 3 and 7
+    found["joined"] = world.join(
+        [
+            torch.arange(rows) + 100 * rank,
+            torch.full((rows, 2), float(rank)),
+            torch.ones(rank, 3, dtype=torch.bool),  # nothing, and one row
+            torch.empty(0, 2),
+        ]
+    )
+    found["agreed"] = [world.agree(False), world.agree(rank == 0), world.agree(rank == 1), world.agree(True)]
+    torch.save(found, f"{place}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two processes found out together."""
+    place = tmp_path_factory.mktemp("pair")
+    spawn(one_of_two, (str(place),), nprocs=2)
+    return [torch.load(place / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", ["weights", "odd"])
+def test_two_processes_train_as_one(pair: list[dict[str, Any]], name: str) -> None:
+    alone = updated(World())
+    before = begun()[0].model.state_dict()
+    first, second = (found[name] for found in pair)
+    assert first.keys() == second.keys() == alone.keys()
+    for key, tensor in alone.items():
+        assert torch.equal(first[key], second[key]), key  # to the bit, or they would drift apart
+        assert torch.allclose(first[key], tensor, rtol=1e-4, atol=1e-6), key
+        if key in before:
+            assert not torch.equal(tensor, before[key]), key
+
+
+def test_pairs_are_not_torn_apart_by_two_processes() -> None:
+    """33 images each: one of a pair would be here and one there, and the step another than that of one process."""
+    with pytest.raises(VitreousError, match="batch_size = 66"):
+        begun(World(0, 2), batch_size=66)
+    begun(World(0, 2), batch_size=66, mixup=0.0, cutmix=0.0)
+
+
+def test_rows_of_two_processes_are_joined(pair: list[dict[str, Any]]) -> None:
+    for found in pair:
+        numbers, ranks, flags, nothing = found["joined"]
+        assert numbers.tolist() == [0, 1, 2, 100, 101, 102, 103, 104, 105, 106]
+        assert ranks.tolist() == [[0.0, 0.0]] * 3 + [[1.0, 1.0]] * 7
+        assert flags.tolist() == [[True, True, True]]
+        assert nothing.shape == (0, 2)
+
+
+def test_two_processes_agree(pair: list[dict[str, Any]]) -> None:
+    assert [found["agreed"] for found in pair] == [[False, True, True, True]] * 2
+
+
+def test_one_process_agrees_with_itself() -> None:
+    tensors = [torch.arange(3.0)]
+    world = World.current()
+    assert world == World(0, 1)
+    assert world.first
+    assert world.join(tensors) == tensors
+    world.add_up(tensors)
+    assert tensors[0].tolist() == [0, 1, 2]
+    assert [world.agree(flag) for flag in (True, False)] == [True, False]
+
+
+# ---------------------------------------------------------------- no compiler
+
+COMPILED = """
+import sys
+from pathlib import Path
+from runs import config
+from vitreous import train
+for name in ("yes", "no"):
+    wishes = {"depth": 1, "duration": "2 steps", "evaluate_every": "2 steps", "mixup": 0.5, "cutmix": 1.0, "crop": 1.0}
+    train(sys.argv[1], config(Path(name), **wishes, workers=0, compile=name))
+"""
+
+
+def test_training_goes_on_where_nothing_can_be_compiled(folder: Path, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        **{"CXX": "/bin/false", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "OMP_NUM_THREADS": "1"},
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    command = [sys.executable, "-c", COMPILED, str(folder)]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    lines = [json.loads(line) for line in (tmp_path / "yes" / "metrics.jsonl").read_text().splitlines()]
+    events = [line["text"] for line in lines if line["kind"] == "event"]
+    assert len(events) == 2
+    for what, event in zip(("augmentation", "the model"), sorted(events), strict=True):
+        assert event.startswith(f"{what} could not be compiled (")
+        assert f"vitreous: {event[:60]}" in result.stderr
+    compiled, plain = (load_file(tmp_path / name / "last.safetensors") for name in ("yes", "no"))
+    for name, tensor in plain.items():
+        assert torch.equal(tensor, compiled[name]), name

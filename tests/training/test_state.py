@@ -27,7 +27,7 @@ from vitreous.training.telling import Teller
 from vitreous.training.train import _engine
 from vitreous.training.world import World
 
-PROGRESS = Progress(step=3, seconds=1.25, best=Best(0.1 + 0.2, 2, "ema"), stale=1, micro_batch=2)
+PROGRESS = Progress(step=3, seconds=1.25, best=Best(0.1 + 0.2, 0.5, 2, "ema"), stale=1, micro_batch=2)
 
 
 def loop(optimiser: str, seed: int = 0, ema: float = 0.9) -> Loop:

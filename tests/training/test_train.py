@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitreous as package
-from runs import STRONG, TINY_RUN, config, draw_folder, records
+from runs import STRONG, TINY, TINY_RUN, config, draw_folder, records
 from vitreous import TrainConfig, VitreousError, load, train
 from vitreous.serving.prediction import predict
 
@@ -98,7 +98,6 @@ def test_every_choice_can_be_made_by_hand(folder: Path, tmp_path: Path) -> None:
             freeze=("patch_embed.*",),
             clip=None,
             balanced=True,
-            class_weights="balanced",
             three_augment=True,
             jitter=0.3,
             position="sincos-2d",
@@ -125,7 +124,7 @@ def test_every_choice_can_be_made_by_hand(folder: Path, tmp_path: Path) -> None:
 def test_patience(folder: Path, tmp_path: Path) -> None:
     outcome = train(
         folder,
-        config(tmp_path / "run", duration="500 steps", evaluate_every="5 steps", patience=2, lr=1e-9, ema=0.0),
+        config(tmp_path / "run", duration="500 steps", evaluate_every="5 steps", patience=2, lr=1e-30, ema=0.0),
         quiet=True,
     )
     assert outcome.steps == 15
@@ -336,3 +335,50 @@ def test_images_of_all_modes(tmp_path: Path) -> None:
     outcome = train(tmp_path / "data", config(tmp_path / "run", val_fraction=0.2), quiet=True)
     assert not (tmp_path / "run" / "bad_images.txt").exists()
     assert outcome.steps == 12
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"precision": "fp16"}, "precision = 'fp16'"),
+        ({"batch_size": "16"}, "batch_size = '16'"),
+        ({"flip": 0}, "flip = 0"),
+        ({"freeze": "head.*"}, "freeze = 'head.*'"),
+        ({"best_by": "foo"}, "best_by = 'foo'"),
+        ({"magnitude": 9.0, "randaugment": 0}, "magnitude = 9.0"),
+        ({"aspect": 2.0, "crop": 1.0}, "aspect = 2.0"),
+        ({"micro_batch": 64}, "micro_batch = 64"),
+        ({"balanced": True, "class_weights": "balanced"}, "take one of them"),
+        ({"profile": True, "duration": "3 steps"}, "profile"),
+        ({"image_column": "x"}, "no columns"),
+    ],
+)
+def test_fields_in_python_are_checked(folder: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitreousError, match=message.replace("*", r"\*")):
+        train(folder, **{**TINY, "out": tmp_path / "run", **fields}, quiet=True)
+    assert not (tmp_path / "run" / "state").exists()
+
+
+def test_numbers_of_numpy_and_paths_are_welcome(folder: Path, tmp_path: Path) -> None:
+    fields = {**TINY, "lr": np.float32(1e-3), "image_size": [16, 16], "duration": 1, "evaluate_every": None}
+    outcome = train(folder, out=tmp_path / "run", quiet=True, **fields)
+    assert outcome.steps == round(58 / 16)
+
+
+def test_the_best_of_equals_is_the_one_with_less_loss(folder: Path, tmp_path: Path) -> None:
+    train(folder, config(tmp_path / "run", duration="60 steps", ema=0.0, lr=3e-3), quiet=True)
+    lines = records(tmp_path / "run", "eval")
+    best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
+    top = max(line["top1"] for line in lines)
+    assert best["loss"] == min(line["loss"] for line in lines if line["top1"] == top)
+
+
+def test_many_images_do_not_need_many_open_files(tmp_path: Path, vitreous) -> None:
+    draw_folder(tmp_path / "data", images=1000, side=9)
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    options = ("--duration", "2steps", "--workers", "2", "--evaluate-every", "2steps")
+    result = vitreous("train", "data", *TINY_RUN, *options, preexec_fn=limited)
+    assert result.returncode == 0, result.stderr

@@ -34,6 +34,7 @@ class Found:
     splits: Mapping[str, Source]
     notes: Sequence[str] = ()
     origin: str = "a split of its own"  # where val came from, in words
+    columns: bool = False  # whether images and labels are in columns that have names
 
 
 def split_in(name: str) -> str | None:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from vitreous.data.geometry import gather_boxes
 
+LUMA = np.array([19595, 38470, 7471], np.uint32)  # red, green and blue of ITU-R 601, of 65536
+
 
 @dataclass(frozen=True)
 class Held:
@@ -26,8 +28,10 @@ class Held:
     @classmethod
     def from_array(cls, array: NDArray[Any], channels: int, device: torch.device) -> Held:
         """Of (N, H, W, C) images of one size."""
-        if array.shape[3] != channels:  # grey ones, shown to a model of colours
+        if array.shape[3] < channels:  # grey ones, shown to a model of colours
             array = np.repeat(array, channels, 3)
+        elif array.shape[3] > channels:  # as Pillow makes them grey
+            array = ((array.astype(np.uint32) @ LUMA + 0x8000) >> 16).astype(np.uint8)[..., None]
         sizes = torch.tensor(array.shape[1:3]).expand(len(array), 2)
         return cls.from_parts([torch.from_numpy(np.ascontiguousarray(array)).flatten()], sizes, channels, device)
 

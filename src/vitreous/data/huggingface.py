@@ -121,7 +121,7 @@ def _found(held: Any, name: str, reading: Reading) -> Found:
     sources = {
         split: Rows(_undecoded(parts[split], image), image, f"{name}:{split}", labels[split]) for split in columns
     }
-    return Found(name, classes, sources, notes, "its own validation split")
+    return Found(name, classes, sources, notes, "its own validation split", columns=True)
 
 
 def _splits(held: Any, notes: list[str]) -> dict[str, Any]:

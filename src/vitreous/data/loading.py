@@ -6,6 +6,7 @@ A batch depends on the seed and on its position in the stream; never on the numb
 from __future__ import annotations
 
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -112,26 +113,35 @@ class Chunk:
 class _Reader(Dataset[Chunk]):
     def __init__(self, source: Source, read: Read, replace: bool):
         self.source, self.read, self.replace = source, read, replace
+        self.instead: dict[int, int] = {}  # of images that could not be read: those that were taken for them
 
     def __getitem__(self, task: tuple[Tensor, Tensor]) -> Chunk:
         indices, keys = task
-        arrays, used, bad = [], [], []
+        arrays, used = [], []
+        bad: list[tuple[int, str]] = []
         for wanted, key in zip(indices.tolist(), keys.tolist(), strict=True):
-            for index in self._candidates(wanted):
-                try:
-                    arrays.append(self.read(self.source, index, key))
-                    used.append(index)
-                    break
-                except VitreousError as error:
-                    bad.append((index, str(error)))
+            if (found := self._found(wanted, key, bad)) is not None:
+                arrays.append(found[0])
+                used.append(found[1])
         flat = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.uint8)
         sizes = torch.tensor([array.shape[:2] for array in arrays]).view(-1, 2)
         return Chunk(torch.from_numpy(flat), sizes, torch.tensor(used, dtype=torch.int64), tuple(bad))
 
-    def _candidates(self, index: int) -> Iterable[int]:
-        """The image itself; and, for one that cannot be read, the next ones: the first that can be takes its place."""
-        count = len(self.source) if self.replace else 1
-        return ((index + step) % len(self.source) for step in range(count))
+    def _found(self, wanted: int, key: int, bad: list[tuple[int, str]]) -> tuple[NDArray[Any], int] | None:
+        """The image; or, if it cannot be read, the next one that can be."""
+        index, passed = self.instead.get(wanted, wanted), []
+        for _ in range(len(self.source) if self.replace else 1):
+            try:
+                array = self.read(self.source, index, key)
+            except VitreousError as error:
+                bad.append((index, str(error)))
+                passed.append(index)
+                index = (index + 1) % len(self.source)
+                index = self.instead.get(index, index)
+                continue
+            self.instead |= dict.fromkeys(passed, index)
+            return array, index
+        return None
 
 
 def _ready(worker: int) -> None:
@@ -143,13 +153,11 @@ def chunks(
 ) -> Iterator[Chunk]:
     """The images of tasks (indices, keys), in order."""
     options: dict[str, Any] = {"prefetch_factor": 4, "worker_init_fn": _ready} if workers else {}
-    loader: DataLoader[Chunk] = DataLoader(
-        _Reader(source, read, replace),
-        batch_size=None,
-        sampler=tasks,
-        num_workers=workers,
-        **options,
-    )
+    with warnings.catch_warnings():  # that there are more workers than cores: whoever asks for them may have them
+        warnings.simplefilter("ignore")
+        loader: DataLoader[Chunk] = DataLoader(
+            _Reader(source, read, replace), batch_size=None, sampler=tasks, num_workers=workers, **options
+        )
     try:
         yield from loader
     except RuntimeError as error:
@@ -184,9 +192,9 @@ def survey(
     parts, sizes, hold = [], [], not isinstance(read, Look)
     for chunk in chunks(source, read, in_chunks(torch.arange(len(source))), workers, replace=hold):
         bad |= dict(chunk.bad)
-        parts.append(chunk.flat)
-        sizes.append(chunk.sizes)
-        tick(CHUNK)
+        parts.append(chunk.flat.clone())  # a worker's tensor keeps a file open for as long as it lives
+        sizes.append(chunk.sizes.clone())
+        tick(min(CHUNK, len(source) - CHUNK * (len(parts) - 1)))
     held = Held.from_parts(parts, torch.cat(sizes), channels, device) if hold and len(bad) < len(source) else None
     return Survey(bad, held)
 
@@ -253,6 +261,11 @@ class TrainLoader:
     def cut(self) -> Cut:
         return Cut(self.survey.held, self.crop)
 
+    @property
+    def shown(self) -> Tensor:
+        """For each image the one that is shown."""
+        return stand_ins(len(self.source), self.survey.bad)
+
     def positions(self, step: int) -> tuple[int, int]:
         """Which part of the stream this process sees at a step."""
         share = self.batch_size // self.ranks
@@ -269,13 +282,13 @@ class TrainLoader:
 
     def _held(self, first: int, last: int) -> Iterator[Batch]:
         labels = self.source.labels.to(self.device)
-        shown = stand_ins(len(self.source), self.survey.bad).to(self.device)
+        shown = self.shown.to(self.device)
         for step in range(first, last):
             indices, keys = (_sent(tensor, self.device) for tensor in self._order(step))
             yield Batch(indices, keys, labels[shown[indices]])
 
     def _decoded(self, first: int, last: int) -> Iterator[Batch]:
-        shown = stand_ins(len(self.source), self.survey.bad)
+        shown = self.shown
         tasks = (
             (shown[indices], keys) for step in range(first, last) for indices, keys in in_chunks(*self._order(step))
         )
@@ -328,6 +341,8 @@ class EvalLoader:
             labels = self.source.labels.to(self.device)
             for indices in self.indices.to(self.device).split(self.batch_size):
                 yield held.whole(indices, size), labels[indices], indices
+            return
+        if not len(self.indices):
             return
         tasks = ((indices, indices) for indices in self.indices.split(self.batch_size))
         for chunk in chunks(self.source, self.prepare, tasks, self.workers, replace=False):

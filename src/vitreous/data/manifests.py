@@ -51,7 +51,8 @@ def open_manifest(path: Path, reading: Reading) -> Found:
     sources = {split: Files(path.parent, (row.path for row in held), labels[split]) for split, held in by_split.items()}
     chosen = reading.image_column and reading.label_column
     notes = [] if chosen else [f"images from column {image!r}, labels from {label!r}"]
-    return Found(path.stem, classes, sources, notes, f"column {splits[0]!r} of the manifest" if splits else "")
+    origin = f"column {splits[0]!r} of the manifest" if splits else ""
+    return Found(path.stem, classes, sources, notes, origin, columns=True)
 
 
 def _separated(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

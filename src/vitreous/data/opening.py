@@ -34,11 +34,27 @@ def open_data(data: str | os.PathLike[str], reading: Reading = Reading()) -> Dat
     owner/name), or one of the names digits, mnist, fashion-mnist, cifar10, cifar100. Nothing is decoded here, apart
     from a few images to tell whether all are grey.
     """
+    if not os.fspath(data).strip():
+        raise VitreousError("DATA is empty: name a folder, a file or a data set")
     try:
-        return _finished(_found(data, reading), reading)
+        found = _found(data, reading)
+        if not found.columns and (column := reading.image_column or reading.label_column):
+            raise VitreousError(f"there are no columns in it, so none is called {column!r}")
+        return _finished(found, reading)
     except VitreousError as error:
         message = str(error)
         raise VitreousError(message if message.startswith(os.fspath(data)) else f"{data}: {message}") from error
+
+
+def anchored(data: str | os.PathLike[str]) -> str:
+    """What DATA is called from any other folder: names stay, paths and patterns begin at the root."""
+    text = os.fspath(data)
+    path = Path(text).expanduser()
+    if text.startswith(huggingface.SCHEME) or text == "digits":
+        return text
+    if path.exists() or has_magic(text) or "{" in text:
+        return str(path.absolute())
+    return text
 
 
 def _found(data: str | os.PathLike[str], reading: Reading) -> Found:
@@ -184,8 +200,10 @@ def _finished(found: Found, reading: Reading) -> DataSet:
         parts.update(held)
         share = f"{100 * fraction:.3g}% of train, stratified, seed {reading.split_seed}"
         origin = share if "val" in held else "no validation split"
-    elif reading.val_fraction is not None:
-        notes.append("val_fraction is not used: the data has a validation split of its own")
+    else:
+        idle = {"val_fraction": reading.val_fraction is not None, "split_seed": reading.split_seed != 0}
+        for option in (name for name, given in idle.items() if given):
+            notes.append(f"{option} is not used: the data has a validation split of its own")
     return DataSet(
         found.name,
         found.classes,
@@ -208,7 +226,7 @@ def _check_classes(found: Found, notes: list[str]) -> None:
     if len(present) < 2 and not many:
         only = f"only one class, {present[0]!r}, with {counted(len(labels), 'image')}"
         raise VitreousError(f"{only}: there is nothing to tell apart; two classes or more are needed")
-    if absent := [name for name in found.classes if name not in set(present)]:
+    if absent := sorted(set(found.classes) - set(present)):
         notes.append(f"no training image of {counted(len(absent), 'class')}: {listed(absent)}")
     if single := [n for n, count in zip(found.classes, counts.tolist(), strict=True) if count == 1]:
         notes.append(f"only one training image of {counted(len(single), 'class')}: {listed(single)}")

@@ -40,9 +40,11 @@ class Stream:
         generator = torch.Generator().manual_seed(int(draws.keys(self.seed, torch.tensor(number))) & (2**63 - 1))
         if self.groups is None:
             return torch.randperm(self.images, generator=generator)
-        share = -(-self.images // len(self.groups))
-        order = torch.cat([self._repeated(group, share, generator) for group in self.groups])
-        return order[torch.randperm(len(order), generator=generator)[: self.images]]
+        share, rest = divmod(self.images, len(self.groups))
+        extra = (torch.randperm(len(self.groups), generator=generator) < rest).tolist()  # who has one more this time
+        parts = zip(self.groups, extra, strict=True)
+        order = torch.cat([self._repeated(group, share + more, generator) for group, more in parts])
+        return order[torch.randperm(self.images, generator=generator)]
 
     @staticmethod
     def _repeated(group: Tensor, count: int, generator: torch.Generator) -> Tensor:

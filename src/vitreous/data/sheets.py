@@ -36,6 +36,8 @@ def sample_sheet(data: DataSet, path: str | Path, *, columns: int = 8, rows: int
 
     Small images are enlarged by a whole number, so that their pixels can be seen.
     """
+    if Path(path).suffix.lower() != ".png":
+        raise VitreousError(f"{path}: a sheet is a PNG file: give a name that ends in .png")
     if min(columns, rows) < 1 or cell < 16:
         raise VitreousError("a sheet needs a column, a row, and cells of 16 pixels at least")
     shown = _spread(len(data.classes), rows)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from numpy import uint8
@@ -59,10 +60,13 @@ class Subset(Source):
     def content(self, index: int) -> bytes:
         return self.source.content(int(self.indices[index]))
 
-    @property
+    @cached_property
     def array(self) -> NDArray[uint8] | None:
         whole = self.source.array
         return None if whole is None else whole[self.indices.numpy()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "array"}
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def open_tables(paths: Sequence[Path], name: str, reading: Reading) -> Found:
     for split in columns:
         held = [str(path) for path in by_split[split]]
         sources[split] = Table(held, _groups(held, notes), image, labels[split])
-    return Found(name, classes, sources, notes, "Parquet files of its own")
+    return Found(name, classes, sources, notes, "Parquet files of its own", columns=True)
 
 
 def _try(path: Path, read: Any, **options: Any) -> Any:

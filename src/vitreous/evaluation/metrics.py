@@ -63,6 +63,16 @@ class Result:
         return values
 
 
+def result_from_json(values: dict[str, Any]) -> Result:
+    """What `Result.to_json` gave."""
+    values = dict(values)
+    values["loss"] = math.nan if values["loss"] is None else values["loss"]
+    values["per_class"] = tuple(ClassScore(**score) for score in values["per_class"])
+    confusion = values["confusion"]
+    values["confusion"] = None if confusion is None else tuple(tuple(row) for row in confusion)
+    return Result(**values)
+
+
 class Scores:
     """What an evaluation adds up, on the device, without waiting for it.
 

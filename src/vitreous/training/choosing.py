@@ -106,30 +106,39 @@ def _objective(config: TrainConfig, known: Facts) -> Rules:
 def _model(config: TrainConfig, known: Facts) -> Rules:
     given = config.architecture
     if given.model is None:
-        name, why = _size_by_images(known.images)
-        small = given.width is None and given.depth is None and given.heads is None and known.images < 5_000
-        patch = given.patch_size or _patch(_resolution(known))
-        yield "model", f"{name}/16", why
-        if small:
-            yield "width", 64 if known.tiny else 128, f"{known.images:,} images do not fill a wider one"
-            yield "depth", 4 if known.tiny else 6, f"{known.images:,} images"
-            yield "heads", 4, "of 16 or 32 numbers each"
-            yield "mlp_dim", 128 if known.tiny else 512, "in proportion to the width"
-        tokens = (_resolution(known) // patch) ** 2
-        yield "patch_size", patch, f"images of about {known.side} px make some {tokens} tokens"
-        size = _whole_patches(known, patch)
-        yield "image_size", size, f"the images have about {known.side} px on their short side"
-        yield "pool", "gap", "the mean of all patches learns sooner than a class token where images are few"
+        yield from _unnamed_model(config, known)
     else:
-        settled = zoo.config(given.model)
-        step = _step(settled) if given.patch_size is None else given.patch_size
-        side = max(4 * step, min(224, known.side))
-        size = max(step, round(side / step) * step)
+        step = _step(zoo.config(given.model, **({"patch_size": given.patch_size} if given.patch_size else {})))
+        size = max(1, round(max(4 * step, min(224, known.side)) / step)) * step
         yield "image_size", size, f"the images have about {known.side} px, and the model cuts them by {step}"
     if not (given.model or "").startswith("BiT"):
         deep = known.images >= 20_000
         yield "stochastic_depth", 0.1 if deep else 0.0, "many epochs over one set" if deep else "the model is small"
         yield "dropout", 0.0, "augmentation does more"
+
+
+def _unnamed_model(config: TrainConfig, known: Facts) -> Rules:
+    given = config.architecture
+    name, why = _size_by_images(known.images)
+    yield "model", f"{name}/16", why
+    if given.width is not None:
+        heads = next(n for n in range(max(1, given.width // 32), 0, -1) if given.width % n == 0)
+        yield "heads", heads, f"of {given.width // heads} numbers each"
+        yield "mlp_dim", 4 * given.width, "four times the width"
+    elif known.images < 5_000 and given.depth is None and given.heads is None:
+        yield "width", 64 if known.tiny else 128, f"{known.images:,} images do not fill a wider one"
+        yield "depth", 4 if known.tiny else 6, f"{known.images:,} images"
+        yield "heads", 4, "of 16 or 32 numbers each"
+        yield "mlp_dim", 128 if known.tiny else 512, "in proportion to the width"
+    if given.image_size is not None:
+        patch = _dividing(_pair(given.image_size), _patch(min(_pair(given.image_size))))
+    else:
+        patch = given.patch_size or _patch(_resolution(known))
+    size = given.image_size or _whole_patches(known, given.patch_size or patch)
+    rows, cols = (side // (given.patch_size or patch) for side in _pair(size))
+    yield "patch_size", patch, f"makes {rows * cols:,} tokens of an image"
+    yield "image_size", size, f"the images have about {known.side} px on their short side"
+    yield "pool", "gap", "the mean of all patches learns sooner than a class token where images are few"
 
 
 def _size_by_images(images: int) -> tuple[str, str]:
@@ -149,10 +158,24 @@ def _resolution(known: Facts) -> int:
 
 
 def _patch(side: int) -> int:
-    for limit, patch in ((12, 2), (40, 4), (80, 8)):
+    """Enough tokens to tell places apart, and not too many to pay for."""
+    for limit, patch in ((3, 1), (12, 2), (40, 4), (80, 8)):
         if side <= limit:
             return patch
     return 16
+
+
+def _dividing(size: tuple[int, int], patch: int) -> int:
+    """A patch of about this size that divides a size which was given; the same where there is none, to be refused."""
+    near: list[int] = [*range(patch, 2 * patch + 1), *range(patch - 1, max(1, patch // 2) - 1, -1)]
+    for candidate in near:
+        if not any(side % candidate for side in size):
+            return candidate
+    return patch
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
 
 
 def _whole_patches(known: Facts, patch: int) -> int | tuple[int, int]:
@@ -214,9 +237,6 @@ def model_config(config: TrainConfig, known: Facts) -> ViTConfig | BiTConfig:
     """The config of the model that this run trains."""
     given = {name: value for name, value in vars(config.architecture).items() if value is not None and name != "model"}
     name = config.architecture.model or ""
-    if isinstance(zoo.config(name), BiTConfig):
-        given = {name: value for name, value in given.items() if name == "image_size" or value != 0}
-        given.pop("pool", None)
     return zoo.config(name, num_classes=known.classes, channels=known.channels, **given)
 
 
@@ -228,7 +248,9 @@ def preprocessing(config: TrainConfig, known: Facts) -> Preprocessing:
     whole = plain(size, known.channels)
     if crop == 1:
         return whole
-    short = min(size) if isinstance(size, tuple) else size
-    resize = round(short / 0.875) if short >= 128 else short
+    height, width = _pair(size)
+    if height != width:  # the short side alone would leave a rectangle with black edges
+        return whole
+    resize = round(height / 0.875) if height >= 128 else height
     half = (0.5,) * known.channels
     return Preprocessing(size, resize, mean=half, std=half)

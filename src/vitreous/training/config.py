@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Literal
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitreous.data.options import Augmentation, Reading
 from vitreous.errors import VitreousError
 
 Duration = str
 """How long: "30 epochs", "500 steps", "64000 examples", or "5%" of the whole run; see durations.py."""
+DURATIONS = ("duration", "warmup", "cooldown", "rsqrt_timescale", "evaluate_every")
 
 
 @dataclass(frozen=True)
@@ -22,17 +26,29 @@ class Architecture:
     image_size: int | tuple[int, int] | None = None
     """Pixels that the model is shown: one number is a square, two are height and width."""
     patch_size: int | None = None
+    """Pixels along the side of a patch; it divides the image size."""
     width: int | None = None
+    """Numbers in a token."""
     depth: int | None = None
+    """Blocks of the encoder."""
     heads: int | None = None
+    """Of attention; they divide the width."""
     mlp_dim: int | None = None
+    """Numbers in the hidden layer of a block's MLP."""
     pool: Literal["token", "gap", "map"] | None = None
+    """What the head looks at: a class token, the mean of the patches, or their attention pooling."""
     position: Literal["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"] | None = None
+    """How patches are told their place."""
     registers: int | None = None
+    """Tokens of no place, beside the patches."""
     layer_scale: float | None = None
+    """LayerScale on both branches of a block, with this value at the start."""
     qk_norm: bool | None = None
+    """LayerNorm on queries and keys."""
     dropout: float | None = None
+    """The share of numbers that is dropped from embeddings and branches in training."""
     stochastic_depth: float | None = None
+    """The share of images for which the last block's branches are left out in training; less for the blocks before."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,7 @@ class Objective:
     loss: Literal["softmax", "sigmoid"] | None = None
     """Softmax: one class for each image; sigmoid: each class by itself, for several labels (or one)."""
     label_smoothing: float | None = None
+    """The share of every target that is spread over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
     """Balanced: the loss of a rare class weighs more, by its share of the training images."""
 
@@ -61,6 +78,7 @@ class Optimiser:
     momentum: float = 0.9
     """Of SGD."""
     muon_momentum: float = 0.95
+    """Of Muon, for the same matrices."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Of AdamW."""
     clip: float | None = 1.0
@@ -104,6 +122,7 @@ class Run:
     out: str | None = None
     """The run directory; it must not exist yet. By default runs/NAME-DATE."""
     seed: int = 0
+    """Draws the weights, the order of the images and everything that happens to them."""
     device: str = "auto"
     """cpu, cuda, cuda:1 ...; auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -144,7 +163,8 @@ class TrainConfig:
         """The same with some fields changed, by the names that the command line has for them: `with_(lr=1e-3)`."""
         groups: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
-            groups.setdefault(group_of(name), {})[name] = value
+            group = groups.setdefault(group_of(name), {})
+            group[name] = _fitting(name, value)
         return replace(self, **{group: replace(getattr(self, group), **new) for group, new in groups.items()})
 
     def flat(self) -> dict[str, Any]:
@@ -154,7 +174,41 @@ class TrainConfig:
     @classmethod
     def from_flat(cls, values: dict[str, Any]) -> TrainConfig:
         """What `flat` gave, also after a way through JSON."""
-        return cls().with_(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        return cls().with_(**values)
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    groups = get_type_hints(TrainConfig).values()
+    return {name: hint for group in groups for name, hint in get_type_hints(group).items()}
+
+
+def _fitting(name: str, value: Any) -> Any:
+    """The value as its field has it: a list may stand for a tuple, a whole number for a float, a path for its name."""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a number of numpy's
+        value = value.item()
+    value = os.fspath(value) if isinstance(value, os.PathLike) else tuple(value) if isinstance(value, list) else value
+    if name in DURATIONS and type(value) in (int, float):
+        value = str(value)
+    hint = _hints()[name]
+    if not _is(value, hint):
+        expected = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+        raise VitreousError(f"{name} = {value!r}: expected {expected}")
+    return float(value) if type(value) is int and not _is(value, hint, exactly=True) else value
+
+
+def _is(value: Any, hint: Any, exactly: bool = False) -> bool:
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return isinstance(value, str) and value in inner
+    if kind in (Union, UnionType):
+        return any(_is(value, one, exactly) for one in inner)
+    if kind is tuple:
+        each = inner[:1] * len(value) if isinstance(value, tuple) and inner[-1] is Ellipsis else inner
+        return isinstance(value, tuple) and len(value) == len(each) and all(map(_is, value, each))
+    if hint is float:
+        return type(value) is float or (type(value) is int and not exactly)
+    return type(value) is hint
 
 
 def group_of(name: str) -> str:

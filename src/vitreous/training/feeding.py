@@ -41,11 +41,11 @@ def feed(data: DataSet, plan: Plan, world: World, teller: Teller) -> Feed:
     total = sum(len(source) for source in data.splits.values())
     with teller.bar("reading images", total) as tell:
         surveys = {
-            "train": _look(data.train, whole or Shrink(size, channels), plan, workers, lambda n: tell(n, "")),
+            "train": _look(data.train, whole or Shrink(size, channels), plan, workers, tell),
         }
         for name in ("val", "test"):
             if (source := data.splits.get(name)) is not None:
-                surveys[name] = _look(source, prepare, plan, workers, lambda n: tell(n, ""), hold=name == "val")
+                surveys[name] = _look(source, prepare, plan, workers, tell, hold=name == "val")
     bad = tuple(f"{name}\t{reason}" for name, found in surveys.items() for _, reason in sorted(found.bad.items()))
     _refuse(bad, total, plan.config.reading.max_bad, data, surveys)
     stream = Stream(len(data.train), plan.config.run.seed, data.train.labels if plan.config.reading.balanced else None)
@@ -85,7 +85,8 @@ def _look(
         if not hold:
             tick(len(source))
             return Survey({})
-        fitting = (height, width) == plan.size if exact else height <= SPARE * plan.size[0]
+        near = height <= SPARE * plan.size[0] and width <= SPARE * plan.size[1]
+        fitting = (height, width) == plan.size if exact else near
         if fitting:
             tick(len(source))
             return Survey({}, Held.from_array(array, channels, plan.device))

@@ -109,10 +109,12 @@ class RunFolder:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def name_bad(self, lines: Sequence[str]) -> None:
-        """Add to `bad_images.txt`."""
-        if lines:
-            with self._writing(self.path / "bad_images.txt") as file:
-                file.writelines(f"{line}\n" for line in lines)
+        """Add to `bad_images.txt` what is not there yet."""
+        path = self.path / "bad_images.txt"
+        there = path.read_text(errors="surrogateescape").splitlines() if path.exists() else []
+        if fresh := [line for line in dict.fromkeys(lines) if line not in there]:
+            with self._writing(path) as file:
+                file.writelines(f"{line}\n" for line in fresh)
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[Any]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from vitreous.training.losses import Loss
 from vitreous.training.planning import Plan
 from vitreous.training.signals import Signals, Stopped
 from vitreous.training.sinks import Sink
-from vitreous.training.telling import Teller, sizes
+from vitreous.training.telling import Tell, Teller, sizes
 from vitreous.training.world import World
 from vitreous.weights.save import save as save_model
 
@@ -33,7 +33,8 @@ PROFILED = (5, 10)  # steps of a process that --profile records, first and last
 
 @dataclass
 class Best:
-    value: float
+    value: float  # of the metric it was chosen by
+    loss: float  # decides where that is equal: small sets of images are all right long before training ends
     step: int
     weights: str  # raw or ema
 
@@ -72,7 +73,7 @@ class Loop:
         self.progress = Progress(micro_batch=engine.micro_batch)
         self.plain_loss = Loss(engine.loss.sigmoid, engine.loss.classes)  # evaluation: nothing smoothed or weighted
         self.window = Window()
-        self.text = ""
+        self.where = self.numbers = ""  # beside the bar
 
     # ------------------------------------------------------------ the state
 
@@ -127,7 +128,7 @@ class Loop:
                     raise Stopped(self._farewell(), signals.received or 15)
         self.save()
 
-    def _step(self, batches: Any, tell: Callable[[int, str], None]) -> None:
+    def _step(self, batches: Any, tell: Tell) -> None:
         progress, engine, window = self.progress, self.engine, self.window
         began = time.perf_counter()
         batch = next(batches)
@@ -145,7 +146,7 @@ class Loop:
         engine.notes.clear()
         if progress.step % self.plan.log_every == 0 or progress.step == self.plan.steps or engine.device.type == "cpu":
             self._log(record=progress.step % self.plan.log_every == 0 or progress.step == self.plan.steps)
-        tell(1, self.text)
+        tell(1, self.where, self.numbers)
 
     def _due(self, step: int) -> bool:
         return self.feed.val is not None and (step % self.plan.evaluate_every == 0 or step == self.plan.steps)
@@ -191,7 +192,7 @@ class Loop:
             "memory_bytes": used_memory(self.engine.device),
             "seconds": round(self.progress.seconds, 3),
         }
-        self.text = _line(line)
+        self.where, self.numbers = f"epoch {line['epoch']:.1f}", _line(line)
         if record:
             self._record(line)
             self.window = Window()
@@ -218,7 +219,7 @@ class Loop:
 
     def _not_a_number(self, step: int, what: str) -> None:
         start, stop = self.feed.train.positions(step)
-        indices = self.feed.train.stream.indices(start, stop).tolist()
+        indices = self.feed.train.shown[self.feed.train.stream.indices(start, stop)].tolist()
         path = self.folder.path / "bad_batch.txt"
         path.write_text("".join(f"{self.feed.train.source.name(i)}\n" for i in indices), errors="surrogateescape")
         kept = state.states(self.folder.state)
@@ -268,15 +269,19 @@ class Loop:
         name = self.plan.config.run.best_by or "top1"
         sign = -1 if name == "loss" else 1
         progress = self.progress
-        values = {weights: result.summary().get(name) for weights, result in found.items()}
-        weights = max(values, key=lambda w: _order(values[w], sign))
-        value = values[weights]
-        scores = "  ".join(f"{w} {name} {shown(name, v)}" for w, v in values.items())
-        better = value is not None and (progress.best is None or sign * value > sign * progress.best.value)
+
+        def rank(value: float | None, loss: float) -> tuple[float, float]:
+            return (-inf if value is None or isnan(value) else sign * value), (-inf if isnan(loss) else -loss)
+
+        ranks = {weights: rank(result.summary().get(name), result.loss) for weights, result in found.items()}
+        weights = max(ranks, key=lambda w: ranks[w])
+        best = progress.best
+        better = ranks[weights][0] > -inf and (best is None or ranks[weights] > rank(best.value, best.loss))
         progress.stale = 0 if better else progress.stale + 1
-        if better and value is not None:
-            progress.best = Best(value, progress.step, weights)
+        if better:
+            progress.best = Best(sign * ranks[weights][0], found[weights].loss, progress.step, weights)
             self._write(self.folder.best, weights)
+        scores = "  ".join(f"{w} {name} {shown(name, r.summary().get(name))}" for w, r in found.items())
         if self.world.first:
             epoch = progress.step * self.plan.batch_size / self.plan.known.images
             self.teller.notes.print(f"epoch {epoch:6.1f}  val {scores}{'  best so far' if better else ''}")
@@ -297,6 +302,8 @@ class Loop:
     def _profiler(self) -> Any:
         if not self.plan.config.run.profile:
             return nullcontext(lambda: None)
+        if self.plan.steps - self.progress.step < PROFILED[1]:
+            raise VitreousError(f"profile: looks at steps {PROFILED[0]} to {PROFILED[1]}, and there are fewer to go")
         return _Profiler(self.folder.path / "profile.json", self.engine.device)
 
 
@@ -321,13 +328,9 @@ class _Profiler:
         self.profile.__exit__(*error)
 
 
-def _order(value: float | None, sign: int) -> float:
-    return float("-inf") if value is None or isnan(value) else sign * value
-
-
 def _line(values: dict[str, Any]) -> str:
     """The numbers beside the bar."""
-    parts = [f"epoch {values['epoch']:.1f}", f"loss {values['loss']:.3f}"]
+    parts = [f"loss {values['loss']:.3f}"]
     if values["accuracy"] is not None:
         parts.append(f"acc {values['accuracy']:.1%}")
     parts.append(f"lr {values['lr']:.1e}")

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from vitreous.data.sampling import Stream
 from vitreous.data.sources import DataSet
 from vitreous.errors import VitreousError
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
+from vitreous.models.zoo import build
 from vitreous.preprocessing import Preprocessing
-from vitreous.training import choosing, durations, losses, schedules
+from vitreous.training import choosing, durations, losses, optimisers, schedules, sinks
 from vitreous.training.choosing import Choice, Facts
 from vitreous.training.config import TrainConfig
 from vitreous.training.hardware import be_deterministic, free_memory, pick_device, pick_precision, training_memory
@@ -53,10 +55,14 @@ class Plan:
         return size
 
 
-def plan(data: DataSet, config: TrainConfig, world: World) -> Plan:
+def plan(data: DataSet, config: TrainConfig, world: World, again: bool = False) -> Plan:
+    """`again`: of a run that is resumed, whose fields were all settled when it began."""
     known = choosing.facts(data)
+    given = config
     config, choices = choosing.choose(config, known)
     check(config, data, world)
+    if not again:
+        _no_idle_options(given, config, data)
     model = choosing.model_config(config, known)
     device = pick_device(config.run.device)
     if config.run.deterministic:
@@ -65,7 +71,7 @@ def plan(data: DataSet, config: TrainConfig, world: World) -> Plan:
     batch, images = config.schedule.batch_size or 0, known.images
     steps = durations.whole_run(config.schedule.duration or "", batch_size=batch, images=images)
     schedule = schedules.build(config.schedule, steps, batch, images)
-    losses.build(config.objective, data.train.labels, known.classes, "cpu")  # what is wrong with labels is said here
+    _try_out(config, data, model, known)
     copies = {"sgd": 3, "muon": 4}.get(config.optimiser.optimiser or "", 4) + bool(config.optimiser.ema)
     micro, memory, tight = _passes(config, model, precision, copies, device)
     return Plan(
@@ -84,6 +90,15 @@ def plan(data: DataSet, config: TrainConfig, world: World) -> Plan:
         schedule,
         tuple(text for text in (note, tight) if text),
     )
+
+
+def _try_out(config: TrainConfig, data: DataSet, model: ViTConfig | BiTConfig, known: Facts) -> None:
+    """What these would say to their options, they say now and not when all images have been read."""
+    losses.build(config.objective, data.train.labels, known.classes, "cpu")
+    with torch.device("meta"):
+        optimisers.build(build(model), config.optimiser, fused=False)
+    Stream(known.images, 0, data.train.labels if config.reading.balanced else None)
+    sinks.check(config.run.tensorboard, config.run.wandb)
 
 
 def _every(config: TrainConfig, steps: int, batch: int, images: int) -> int:
@@ -151,6 +166,12 @@ def check(config: TrainConfig, data: DataSet, world: World) -> None:
         raise VitreousError(
             f"batch_size = {config.schedule.batch_size}: expected a multiple of the {world.size} processes"
         )
+    paired = config.augmentation.mixup or config.augmentation.cutmix
+    if paired and world.size > 1 and (config.schedule.batch_size or 0) // world.size % 2:
+        raise VitreousError(
+            f"batch_size = {config.schedule.batch_size}: mixup and cutmix go by pairs, so each of the {world.size}"
+            " processes needs an even number of images"
+        )
     best_by, classes = config.run.best_by, len(data.classes)
     if data.multi_label and best_by not in ("map", "loss"):
         raise VitreousError(f"best_by = {best_by!r}: with several labels for each image there are map and loss")
@@ -158,7 +179,22 @@ def check(config: TrainConfig, data: DataSet, world: World) -> None:
         raise VitreousError(
             f"best_by = {best_by!r}: with one of {classes} labels for each image there are top1, balanced and loss"
         )
+    if config.schedule.micro_batch is not None and config.schedule.micro_batch > (config.schedule.batch_size or 0):
+        raise VitreousError(f"micro_batch = {config.schedule.micro_batch}: more than a whole batch")
+    if config.reading.balanced and config.objective.class_weights == "balanced":
+        raise VitreousError("balanced and class_weights: both make up for rare classes; take one of them")
     if data.val is None and config.run.patience is not None:
         raise VitreousError("patience: nothing is evaluated without validation images (val_fraction = 0)")
     if data.val is None and config.run.evaluate_every is not None:
         raise VitreousError("evaluate_every: there are no validation images (val_fraction = 0)")
+
+
+def _no_idle_options(given: TrainConfig, settled: TrainConfig, data: DataSet) -> None:
+    """An option that would change nothing is a misunderstanding."""
+    asked, now = given.augmentation, settled.augmentation
+    if asked.magnitude and now.randaugment == 0:
+        raise VitreousError(f"magnitude = {asked.magnitude}: is RandAugment's, and randaugment = 0 asks for none")
+    if (asked.aspect or 1) != 1 and now.crop == 1:
+        raise VitreousError(f"aspect = {asked.aspect}: is that of crops, and crop = 1 asks for none")
+    if given.run.best_by is not None and data.val is None:
+        raise VitreousError("best_by: there are no validation images to choose by (val_fraction = 0)")

@@ -1,5 +1,6 @@
 """Where else the numbers of a run go, by flag: TensorBoard, Weights & Biases."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,12 +13,17 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+def check(tensorboard: bool, wandb: str | None) -> None:
+    """That what is asked for is installed."""
+    for name, wanted in (("tensorboard", tensorboard), ("wandb", wandb is not None)):
+        if wanted and find_spec(name) is None:
+            raise VitreousError(f'--{name} needs its package: pip install "vitreous[log]"')
+
+
 class TensorBoard:
     def __init__(self, folder: Path, step: int):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise VitreousError('--tensorboard needs its package: pip install "vitreous[log]"') from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -32,10 +38,8 @@ class WeightsAndBiases:
     """One run there for one run here: its name is the folder's, so that a resumed run goes on in it."""
 
     def __init__(self, project: str, folder: Path, config: dict[str, Any]):
-        try:
-            import wandb
-        except ImportError as error:
-            raise VitreousError('--wandb needs its package: pip install "vitreous[log]"') from error
+        import wandb
+
         name = folder.absolute().name
         try:
             self.run: Any = wandb.init(

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
@@ -39,14 +40,16 @@ def save(folder: Path, step: int, tensors: Tree, progress: dict[str, Any]) -> Pa
             dump_json(temporary, sums)
         for file in fresh.iterdir():
             _flush(file)
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():  # of the same step: out of the way, and gone with the next sweep
+            target.rename(folder / f".{target.name}.old.tmp")
         fresh.rename(target)
+        _sweep(folder)
         _flush(folder)
-    except Exception as error:
+    except BaseException as error:  # CheckpointException is not an Exception
         shutil.rmtree(fresh, ignore_errors=True)
-        reason = _system_reason(error)
-        if reason is None:
+        if not isinstance(error, OSError | VitreousError | CheckpointException):
             raise
+        reason = _system_reason(error) or "the disk may be full"
         raise VitreousError(
             f"the state of step {step} cannot be saved in {folder} ({reason}); older ones are untouched: make room,"
             f" then go on with `vitreous train --resume {folder.parent}`"
@@ -81,13 +84,16 @@ def load(path: Path, tensors: Tree) -> None:
     """Fill the tree, whose tensors have their shapes already, from a state."""
     try:
         _quietly(lambda: load_tensors(tensors, checkpoint_id=path, no_dist=True))
-    except Exception as error:  # a state whose sums are right, and which does not fit this model
-        raise VitreousError(f"{path}: does not fit this run ({str(error).splitlines()[0][:300]})") from error
+    except (Exception, CheckpointException) as error:  # its sums are right, and it is another model's
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise VitreousError(f"{path}: does not fit this run ({reason[-1][:300]})") from error
 
 
 def _damage(path: Path) -> str | None:
     try:
         sums = json.loads((path / "sums.json").read_text())
+        if not {"progress.json", ".metadata"} <= sums.keys():
+            return "sums.json vouches for nothing"
         for name, digest in sums.items():
             if not (path / name).is_file():
                 return f"{name} is missing"

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+Tell = Callable[..., None]
 PAUSE = 10.0  # seconds between lines where there is no terminal
 
 
@@ -46,8 +47,8 @@ class Teller:
             self.out.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
 
     @contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-        """Call what it yields with how much more is done and what there is to say."""
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Tell]:
+        """Call what it yields with how much more is done, where that is, and the numbers of it."""
         started = time.monotonic()
         state = {"done": done, "spoken": started}
 
@@ -60,28 +61,40 @@ class Teller:
 
         if not self.live:
 
-            def tell(more: int, text: str = "") -> None:
+            def tell(more: int, where: str = "", numbers: str = "") -> None:
                 state["done"] += more
                 now = time.monotonic()
                 if now - state["spoken"] >= PAUSE:
                     state["spoken"] = now
                     share = f"{state['done'] / max(total, 1):.1%}"
-                    self.notes.print(f"{title} {share}  {text}  {left(now)}", soft_wrap=True)
+                    words = (title, share, where, numbers, left(now))
+                    self.notes.print("  ".join(word for word in words if word), soft_wrap=True)
 
             yield tell
             return
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
-        with Progress(*columns, console=self.notes, transient=True) as progress:
-            task = progress.add_task(title, total=total, completed=done, text="")
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"))
+        with _Bar(*columns, console=self.notes, transient=True) as progress:
+            task = progress.add_task(title, total=total, completed=done, left="")
 
-            def show(more: int, text: str = "") -> None:
+            def show(more: int, where: str = "", numbers: str = "") -> None:
                 state["done"] = min(total, state["done"] + more)
                 share = f"{state['done'] / max(total, 1):4.0%}"
-                progress.update(
-                    task, completed=state["done"], text=f"{share}  {text}  {left(time.monotonic())}", refresh=False
-                )
+                progress.numbers = numbers
+                words = "  ".join(word for word in (share, where, left(time.monotonic())) if word)
+                progress.update(task, completed=state["done"], left=words, refresh=False)
 
             yield show
+
+
+class _Bar(Progress):
+    """A bar, and a line of numbers below it."""
+
+    numbers = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.numbers:
+            yield Text(self.numbers, overflow="ellipsis", no_wrap=True)
 
 
 def sizes(count: float) -> str:

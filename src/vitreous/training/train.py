@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,12 @@ import torch
 from torch import Tensor
 
 from vitreous import __version__
-from vitreous.data.opening import open_data
+from vitreous.data.opening import anchored, open_data
 from vitreous.data.sources import DataSet, Source
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.extremes import Example, Extremes
-from vitreous.evaluation.metrics import Result, Scores
+from vitreous.evaluation.metrics import Result, Scores, result_from_json
 from vitreous.models.cost import cost
 from vitreous.models.zoo import build
 from vitreous.training import losses, optimisers, state
@@ -33,6 +35,7 @@ from vitreous.training.loop import Loop, shown
 from vitreous.training.losses import Loss
 from vitreous.training.planning import Plan, plan
 from vitreous.training.report import Picture, Report, write_report
+from vitreous.training.signals import Stopped
 from vitreous.training.sinks import Sink, TensorBoard, WeightsAndBiases
 from vitreous.training.telling import Teller, sizes
 from vitreous.training.world import World
@@ -40,8 +43,8 @@ from vitreous.weights.files import dump_json, read_json, replacing
 from vitreous.weights.load import load
 
 SHOWN = 12  # best and worst predictions in the report
-FREE = ("workers", "hold", "device", "save_minutes", "tensorboard", "wandb", "profile", "data_dir", "out")
-"""Fields that may be others when a run is resumed: they do not change what it computes."""
+FREE = ("workers", "device", "max_bad", "save_minutes", "tensorboard", "wandb", "profile", "data_dir")
+"""Fields that may be others when a run is resumed. (Another kind of device rounds differently, and says so.)"""
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,19 @@ class Outcome:
     seconds: float
 
 
-def train(data: str | os.PathLike[str], config: TrainConfig | None = None, *, quiet: bool = False) -> Outcome:
-    """Train a model on images, and leave a run directory behind. What `config` leaves open is chosen by the data."""
-    config = config or TrainConfig()
-    name, teller, world = os.fspath(data), Teller(quiet), World.current()
+def train(
+    data: str | os.PathLike[str], config: TrainConfig | None = None, *, quiet: bool = False, **fields: Any
+) -> Outcome:
+    """Train a model on images, and leave a run directory behind: `train("photos", model="S/16", lr=1e-3)`.
+
+    `fields` are those of TrainConfig, by the names that the command line has for them; they change `config`. What is
+    left open is chosen by the data.
+    """
+    config = TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields})
+    world = World.current()
+    name, teller = os.fspath(data), Teller(quiet or not world.first)
+    if world.size > 1 and config.run.out is None:
+        raise VitreousError("out: several processes have to be told of one run directory")
     opened = open_data(name, config.reading)
     folder = RunFolder.named(config.run.out, opened.name)
     made = plan(opened, config, world)
@@ -66,8 +78,8 @@ def train(data: str | os.PathLike[str], config: TrainConfig | None = None, *, qu
     fed = feed(opened, made, world, teller)
     description = {
         "vitreous": __version__,
-        "data": name if not os.path.lexists(name) else str(Path(name).absolute()),
-        "config": made.config.flat(),
+        "data": anchored(name),
+        "config": _stored(made.config, fed).flat(),
         "choices": [asdict(choice) for choice in made.choices],
         "split": opened.split,
         "fingerprint": fingerprint(opened),
@@ -78,7 +90,7 @@ def train(data: str | os.PathLike[str], config: TrainConfig | None = None, *, qu
     engine = _engine(opened, made, fed)  # whatever can still be wrong is wrong before anything is written
     if world.first:
         folder.create(description)
-        folder.name_bad(fed.bad)
+    _tell_bad(fed, folder, teller, world)
     return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
 
 
@@ -94,7 +106,8 @@ def resume(
     `config`: what is asked for now; where it disagrees with the run, that is an error which lists the differences.
     `data`: where the images are now, if they have moved.
     """
-    folder, teller, world = RunFolder.opened(run), Teller(quiet), World.current()
+    folder, world = RunFolder.opened(run), World.current()
+    teller = Teller(quiet or not world.first)
     description = folder.description()
     stored = TrainConfig.from_flat(description["config"])
     config = config or stored
@@ -105,12 +118,29 @@ def resume(
     opened = open_data(os.fspath(data) if data is not None else description["data"], config.reading)
     if fingerprint(opened) != description.get("fingerprint"):
         raise VitreousError(f"{folder.path}: the data is not what it was: other images, labels or classes than then")
-    made = plan(opened, config, world)
+    made = plan(opened, config, world, again=True)
     if made.device.type == "cpu" and isinstance(threads := description.get("threads"), int):
         torch.set_num_threads(threads)  # sums are split among them, and rounded accordingly
     fed = feed(opened, made, world, teller)
+    _tell_bad(fed, folder, teller, world)
+    if made.device.type != ("cuda" if "gpu" in description.get("environment", {}) else "cpu"):
+        teller.note(f"going on on {made.device.type}, where the run did not begin: numbers are rounded differently")
     engine = _engine(opened, made, fed)
     return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=True)
+
+
+def _stored(config: TrainConfig, fed: Feed) -> TrainConfig:
+    """The config as a resumed run has to find it: held images are cropped by the device, others by Pillow."""
+    place = config.reading.data_dir
+    place = None if place is None else str(Path(place).expanduser().absolute())
+    return config.with_(hold="always" if fed.held else "never", data_dir=place)
+
+
+def _tell_bad(fed: Feed, folder: RunFolder, teller: Teller, world: World) -> None:
+    if fed.bad and world.first:
+        folder.name_bad(fed.bad)
+        what = "1 image cannot be read and is" if len(fed.bad) == 1 else f"{len(fed.bad)} images cannot be read and are"
+        teller.note(f"{what} named in {folder.path / 'bad_images.txt'}; training shows others instead")
 
 
 def _compare(stored: TrainConfig, asked: TrainConfig, folder: RunFolder) -> None:
@@ -128,11 +158,16 @@ def _compare(stored: TrainConfig, asked: TrainConfig, folder: RunFolder) -> None
 
 
 def fingerprint(data: DataSet) -> str:
-    """Of classes, labels and splits: what a position in the stream means."""
+    """Of classes, labels, splits and the names of images: what a position in the stream means."""
     digest = blake2b(repr(data.classes).encode(), digest_size=16)
     for name, source in data.splits.items():
         digest.update(name.encode())
         digest.update(source.labels.numpy().tobytes())
+        if source.array is not None:
+            digest.update(np.ascontiguousarray(source.array).data)
+        else:  # the folder may have moved, so the end of a name has to do
+            names = ("/".join(Path(source.name(index)).parts[-2:]) for index in range(len(source)))
+            digest.update("\n".join(names).encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -140,10 +175,15 @@ def fingerprint(data: DataSet) -> str:
 
 
 def _carry_out(data: DataSet, loop: Loop, resumed: bool) -> Outcome:
-    with loop.folder.locked():
+    with loop.folder.locked() if loop.world.first else nullcontext():
         if resumed:
             _restore(loop, loop.folder, loop.teller)
-        loop.sinks = _sinks(loop.plan, loop.folder, loop.progress.step)
+        try:
+            loop.sinks = _sinks(loop.plan, loop.folder, loop.progress.step) if loop.world.first else []
+        except VitreousError:
+            if not resumed:
+                shutil.rmtree(loop.folder.path, ignore_errors=True)
+            raise
         try:
             loop.run()
         finally:
@@ -151,7 +191,11 @@ def _carry_out(data: DataSet, loop: Loop, resumed: bool) -> Outcome:
                 sink.close()
         if loop.feed.val is None:
             loop.keep_last_as_best()
-        return _conclude(data, loop)
+        try:
+            return _conclude(data, loop)
+        except KeyboardInterrupt:
+            again = f"vitreous train --resume {loop.folder.path}"
+            raise Stopped(f"stopped after training, while measuring; to finish: {again}", 2) from None
 
 
 def _engine(data: DataSet, made: Plan, fed: Feed) -> Engine:
@@ -186,12 +230,14 @@ def _statistics(made: Plan) -> list[Tensor]:
 def _restore(loop: Loop, folder: RunFolder, teller: Teller) -> None:
     if not state.states(folder.state):
         teller.note("nothing was saved before the run ended: starting from the beginning")
-        folder.rewind(-1)
+        if loop.world.first:
+            folder.rewind(-1)
         return
     path, progress = state.newest(folder.state)
     loop.restore(path, progress)
-    folder.rewind(loop.progress.step)
-    folder.record({"kind": "event", "step": loop.progress.step, "text": f"resumed from {path.name}"})
+    if loop.world.first:
+        folder.rewind(loop.progress.step)
+        folder.record({"kind": "event", "step": loop.progress.step, "text": f"resumed from {path.name}"})
     teller.note(f"going on from step {loop.progress.step:,} of {loop.plan.steps:,}")
 
 
@@ -247,8 +293,9 @@ def _conclude(data: DataSet, loop: Loop) -> Outcome:
     loader = fed.test or fed.val
     result: Result | None = None
     examples: tuple[list[Example], list[Example]] = ([], [])
-    if loader is not None:
-        result, examples = _measure(loader, made, folder, teller, split)
+    loop.world.wait()  # for the file of the best weights
+    if loader is not None and loop.world.first:
+        result, examples = _measure(replace(loader, rank=0, ranks=1), made, folder, teller, split)
     outcome = Outcome(folder.path, split, result, loop.progress.step, loop.progress.seconds)
     summary = {
         "split": split,
@@ -274,7 +321,7 @@ def _measure(
     scores = Scores(made.known.classes, made.known.several, made.device)
     extremes = Extremes(SHOWN, made.known.several, loss.sigmoid)
     with teller.bar(f"measuring on {split}", len(loader.indices)) as tell:
-        score(model, loader, loss, scores, extremes, lambda n: tell(n, ""))
+        score(model, loader, loss, scores, extremes, tell)
     return scores.result(), extremes.result()
 
 
@@ -370,4 +417,5 @@ def _summarise(made: Plan, folder: RunFolder, outcome: Outcome, loop: Loop, tell
 
 def _finished(folder: RunFolder) -> Outcome:
     found = read_json(folder.path / "result.json")
-    return Outcome(folder.path, found["split"], None, found["steps"], found["seconds"])
+    result = None if found["result"] is None else result_from_json(found["result"])
+    return Outcome(folder.path, found["split"], result, found["steps"], found["seconds"])

@@ -49,6 +49,11 @@ class World:
             joined.append(torch.cat([part[:count] for part, count in zip(parts, rows.tolist(), strict=True)]))
         return joined
 
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
     def agree(self, flag: bool) -> bool:
         """Whether any process says so: all stop at one step, or none."""
         if self.size == 1:

@@ -10,8 +10,8 @@ PIP := pip install --quiet --disable-pip-version-check --constraint constraints.
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .make/installed ## train a small ViT on handwritten digits, then show what else is here
-	@$(BIN)/python examples/digits.py
+demo: .make/installed ## train a small ViT on handwritten digits, measure it and write a report
+	@$(BIN)/vitreous train digits --recipe digits
 
 test: .make/installed lint types wheel ## everything: lint, types, the built wheel, tests
 	@$(BIN)/python -m pytest -q

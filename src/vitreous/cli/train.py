@@ -1,7 +1,11 @@
 """`vitreous train`: from images to a model."""
 
+import ast
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from dataclasses import Field, field, fields, make_dataclass
+from inspect import getsource
+from itertools import pairwise
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -11,28 +15,32 @@ from vitreous.training.recipes import RECIPES, recipe
 
 def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     """The command. What its flags default to depends on the recipe, or on the run that is resumed."""
-    resumed = _value_of("--resume", arguments)
-    named = _value_of("--recipe", arguments)
+    default = _default(_value_of("--recipe", arguments), _value_of("--resume", arguments))
+    groups = {group.name: _flags(getattr(default, group.name)) for group in fields(default)}
+    parts = [(name, type(flags), field(default=flags)) for name, flags in groups.items()]
+    kind: Any = make_dataclass("Config", parts, frozen=True)
 
     def train(
         data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")] = None,
         /,
         *,
-        recipe: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
-        resume: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None,
-        config: Annotated[TrainConfig, tyro.conf.arg(name="")] = _default(named, resumed),  # noqa: B008
+        recipe: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None,
+        resume: Annotated[str | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="")] = None,
+        config: Annotated[kind, tyro.conf.arg(name="")] = kind(),  # noqa: B008 (it is frozen)
     ) -> None:
         from vitreous.errors import VitreousError
         from vitreous.training import train as training
 
+        values = {name: value for group in groups for name, value in vars(getattr(config, group)).items()}
+        settled = TrainConfig.from_flat(values)
         if resume is not None:
             if recipe is not None:
                 raise VitreousError("--recipe and --resume: a run that goes on has its config already")
-            training.resume(resume, config, data=data)
+            training.resume(resume, settled, data=data)
             return
         if data is None:
             raise VitreousError("DATA is missing: a folder of images, a file, or a name (vitreous train --help)")
-        training.train(data, config)
+        training.train(data, settled)
 
     train.__doc__ = f"""Train a model on images.
 
@@ -46,6 +54,52 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         resume: go on with the run in this directory.
     """
     return train
+
+
+def _flags(group: Any) -> Any:
+    """The same fields with what a flag needs beside its type: a short word for its value, and its description."""
+    kind, hints, texts = type(group), get_type_hints(type(group)), _texts(type(group))
+    annotated = []
+    for one in fields(group):
+        value = getattr(group, one.name)
+        argument = tyro.conf.arg(
+            metavar=_word(hints[one.name]),
+            help=texts[one.name],
+            help_behavior_hint=_hint(one, value),
+            aliases=["--epochs"] if one.name == "duration" else None,  # what a number alone means
+        )
+        annotated.append((one.name, Annotated[hints[one.name], argument], field(default=value)))
+    made = make_dataclass(kind.__name__, annotated, frozen=True)
+    made.__doc__ = kind.__doc__
+    return made()
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """What stands below each field."""
+    body = next(node for node in ast.parse(getsource(kind)).body if isinstance(node, ast.ClassDef)).body
+    found = {}
+    for above, below in pairwise(body):
+        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name) and isinstance(below, ast.Expr):
+            found[above.target.id] = ast.literal_eval(below.value)
+    return found
+
+
+def _word(hint: Any) -> str | None:
+    if hint is bool:
+        return None  # a flag without a value
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
+    if get_origin(hint) is Literal or get_origin(kinds[0]) is Literal:
+        return "|".join(get_args(hint if get_origin(hint) is Literal else kinds[0]))
+    if get_origin(hint) is tuple:
+        return "X X" if kinds[0] is float else "TEXT ..."
+    words = {int: "N", float: "X", str: "TEXT", bool: "True|False"}
+    return words[kinds[0]] if len(kinds) == 1 else "N [N]"
+
+
+def _hint(one: Field[Any], value: Any) -> str:
+    if value is None:
+        return "" if one.name in ("out", "wandb", "patience", "data_dir") else "(by the data)"
+    return f"(default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})" if value != () else ""
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:

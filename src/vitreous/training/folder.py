@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ class RunFolder:
             out = f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}"
         path = Path(out)
         if os.path.lexists(path):
-            hint = f"to go on with it: vitreous train --resume {shlex.quote(out)}"
+            hint = f"to go on with it: {program()} train --resume {shlex.quote(out)}"
             if not (path / "config.json").is_file():
                 hint = "it holds something else"
             raise VitreousError(f"{path} exists already; {hint}; or give another --out")
@@ -145,6 +146,14 @@ def _cpu() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def program() -> str:
+    """What to type for `vitreous`: from an environment that is not on the path, where it lies."""
+    called = Path(sys.argv[0])
+    if called.name != "vitreous" or shutil.which("vitreous"):
+        return "vitreous"
+    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) else str(called)
 
 
 def command() -> str:

@@ -18,7 +18,7 @@ from vitreous.evaluation.metrics import Result, Scores
 from vitreous.training import state
 from vitreous.training.engine import Engine, Stepped
 from vitreous.training.feeding import Feed
-from vitreous.training.folder import RunFolder
+from vitreous.training.folder import RunFolder, program
 from vitreous.training.hardware import used_memory
 from vitreous.training.losses import Loss
 from vitreous.training.planning import Plan
@@ -160,7 +160,7 @@ class Loop:
 
     def _farewell(self) -> str:
         done = f"step {self.progress.step:,} of {self.plan.steps:,}"
-        return f"stopped at {done}, everything is saved; to go on: vitreous train --resume {self.folder.path}"
+        return f"stopped at {done}, everything is saved; to go on: {program()} train --resume {self.folder.path}"
 
     # ------------------------------------------------------------ what is told
 

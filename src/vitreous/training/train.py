@@ -29,7 +29,7 @@ from vitreous.training.config import TrainConfig
 from vitreous.training.ema import Ema
 from vitreous.training.engine import Engine, Prepare
 from vitreous.training.feeding import Feed, feed
-from vitreous.training.folder import RunFolder, command, environment
+from vitreous.training.folder import RunFolder, command, environment, program
 from vitreous.training.hardware import free_memory
 from vitreous.training.loop import Loop, shown
 from vitreous.training.losses import Loss
@@ -194,7 +194,7 @@ def _carry_out(data: DataSet, loop: Loop, resumed: bool) -> Outcome:
         try:
             return _conclude(data, loop)
         except KeyboardInterrupt:
-            again = f"vitreous train --resume {loop.folder.path}"
+            again = f"{program()} train --resume {loop.folder.path}"
             raise Stopped(f"stopped after training, while measuring; to finish: {again}", 2) from None
 
 
@@ -391,9 +391,9 @@ def _duration(seconds: float) -> str:
 
 def next_steps(folder: RunFolder) -> list[str]:
     return [
-        f"vitreous info {folder.best}",
-        f"vitreous predict PHOTO.jpg --model {folder.best}",
-        f"vitreous convert {folder.best} {folder.path / 'timm'} --to timm",
+        f"{program()} info {folder.path}",
+        f"{program()} predict PHOTO.jpg --model {folder.path}",
+        f"{program()} convert {folder.path} timm-model --to timm",
     ]
 
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import vitreous
 from harness import environment, write
@@ -29,6 +30,17 @@ def sample(samples: list[tuple[float, float]], done: threading.Event) -> None:
     process.kill()
 
 
+def fields_of(texts: list[str]) -> dict[str, Any]:
+    """FIELD=VALUE, where a value is JSON if it can be."""
+    found = {}
+    for name, value in (text.split("=", 1) for text in texts):
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
@@ -36,13 +48,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--out", type=Path)
     options = parser.parse_intermixed_args()
-    fields = {}
-    for field in options.fields:
-        name, value = field.split("=", 1)
-        try:
-            fields[name] = json.loads(value)
-        except ValueError:
-            fields[name] = value
     samples: list[tuple[float, float]] = []
     done = threading.Event()
     threading.Thread(target=sample, args=(samples, done), daemon=True).start()
@@ -52,7 +57,7 @@ def main() -> None:
         began = time.monotonic()
         timer.start()
         try:
-            vitreous.train(options.data, vitreous.TrainConfig().with_(out=str(run), **fields))
+            vitreous.train(options.data, vitreous.TrainConfig().with_(out=str(run), **fields_of(options.fields)))
         except Stopped as stop:
             print(stop)
         timer.cancel()

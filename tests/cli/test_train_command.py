@@ -34,7 +34,7 @@ def help_text() -> str:
     )
     environment = {**os.environ, "COLUMNS": "100"}  # on a wider one the boxes stand side by side
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    return result.stdout
+    return result.stdout.replace("--epochs TEXT, --duration TEXT", "--duration TEXT")  # it has two names
 
 
 def flag(field: str) -> str:

@@ -207,7 +207,7 @@ def _finished(found: Found, reading: Reading) -> DataSet:
     return DataSet(
         found.name,
         found.classes,
-        _channels(train),
+        _channels(train, notes),
         parts["train"],
         parts.get("val"),
         parts.get("test"),
@@ -244,7 +244,7 @@ def _split_off(train: Source, fraction: float, seed: int, notes: list[str]) -> d
     return {"train": Subset(train, kept), "val": Subset(train, aside)}
 
 
-def _channels(train: Source) -> int:
+def _channels(train: Source, notes: list[str]) -> int:
     if (array := train.array) is not None:
         return int(array.shape[-1])
     step = max(1, len(train) / LOOKED_AT)
@@ -256,4 +256,6 @@ def _channels(train: Source) -> int:
             errors.append(str(error))
     if not modes:
         raise VitreousError(f"none of {len(errors)} images that were tried can be read; the first: {errors[0]}")
+    if modes == {"L"} and len(train) > LOOKED_AT:
+        notes.append(f"the {LOOKED_AT} images that were looked at are grey: all are taken to be, colours are not seen")
     return 1 if modes == {"L"} else 3

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from math import inf, isnan
 from pathlib import Path
@@ -113,6 +113,7 @@ class Loop:
             Signals() as signals,
             self.teller.bar("training", plan.steps, progress.step) as tell,
             self._profiler() as profiled,
+            _memory_explained(plan.device),
         ):
             batches = self.feed.train.batches(progress.step, plan.steps)
             while progress.step < plan.steps and not progress.ended:
@@ -305,6 +306,18 @@ class Loop:
         if self.plan.steps - self.progress.step < PROFILED[1]:
             raise VitreousError(f"profile: looks at steps {PROFILED[0]} to {PROFILED[1]}, and there are fewer to go")
         return _Profiler(self.folder.path / "profile.json", self.engine.device)
+
+
+@contextmanager
+def _memory_explained(device: torch.device) -> Iterator[None]:
+    """Passes make do with less memory; what runs out elsewhere, in the optimiser or in evaluation, cannot."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise VitreousError(
+            f"out of memory on {device}, outside of the passes that could be halved: take a smaller model, image_size"
+            " or micro_batch"
+        ) from error
 
 
 class _Profiler:

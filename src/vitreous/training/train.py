@@ -374,7 +374,7 @@ def _pictures(found: Sequence[Example], data: DataSet, source: Source) -> list[P
 
 def sentence(outcome: Outcome, made: Plan) -> str:
     """What was reached, in one sentence."""
-    length = f"{outcome.steps * made.batch_size / made.known.images:.4g} epochs in {_duration(outcome.seconds)}"
+    length = f"{outcome.steps * made.batch_size / made.known.images:.3g} epochs in {_duration(outcome.seconds)}"
     result = outcome.result
     if result is None:
         return f"trained for {length}; nothing was held out to measure on"

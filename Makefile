@@ -13,8 +13,9 @@ help: ## list these targets
 demo: .make/installed ## train a small ViT on handwritten digits, measure it and write a report
 	@$(BIN)/vitreous train digits --recipe digits
 
+# One thread: the tests start processes of their own, and threads that wait for each other's core are slower than none.
 test: .make/installed lint types wheel ## everything: lint, types, the built wheel, tests
-	@$(BIN)/python -m pytest -q
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 lint: .make/installed
 	@$(BIN)/ruff check .

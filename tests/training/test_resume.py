@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from runs import TINY_RUN, kill_at, start, step_of
-from vitreous import VitreousError, load
+from vitreous import TrainConfig, VitreousError, load
 from vitreous.training import state
 from vitreous.training.train import resume
 
@@ -140,6 +140,51 @@ def test_other_data_is_refused(uninterrupted: Path, tmp_path: Path, folder: Path
     shutil.copytree(folder, other)  # moved, and the same
     resume(run, data=other, quiet=True)
     assert same_weights(uninterrupted, run)
+
+
+def test_images_under_other_names_are_refused(uninterrupted: Path, tmp_path: Path, folder: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "data"
+    shutil.copytree(uninterrupted, run)
+    (run / "result.json").unlink()
+    shutil.copytree(folder, other)
+    first = sorted((other / "rot").iterdir())[0]
+    first.rename(first.with_name("000b.jpg"))  # as many, in the same order
+    with pytest.raises(VitreousError, match="the data is not what it was"):
+        resume(run, data=other, quiet=True)
+
+
+def test_images_are_held_again_or_not_as_before(uninterrupted: Path, vitreous) -> None:
+    """Held images are cropped by the device, others by Pillow: the bits would not be the same."""
+    assert json.loads((uninterrupted / "config.json").read_text())["config"]["hold"] == "never"
+    result = vitreous("train", "--resume", uninterrupted, "--hold", "always")
+    assert result.returncode == 2
+    assert "hold: 'never' in the run, 'always' now" in result.stderr
+
+
+def test_digits_beside_a_folder_of_that_name(tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    process = start(
+        "train", "digits", *TINY_RUN, "--image-size", "8", "--duration", "5000steps", "--out", "run", cwd=tmp_path
+    )
+    _, error = kill_at(process, tmp_path / "run", 3, signal.SIGINT)
+    assert process.returncode == 130, error
+    process = start("train", "--resume", "run", cwd=tmp_path)
+    _, error = kill_at(process, tmp_path / "run", step_of(tmp_path / "run") + 30, signal.SIGINT)
+    assert process.returncode == 130, error
+
+
+def test_broken_since_then(
+    uninterrupted: Path, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, data = tmp_path / "run", tmp_path / "data"
+    shutil.copytree(uninterrupted, run)
+    (run / "result.json").unlink()
+    shutil.copytree(folder, data)
+    sorted((data / "rot").iterdir())[3].write_bytes(b"")
+    config = TrainConfig.from_flat(json.loads((run / "config.json").read_text())["config"]).with_(max_bad=0.05)
+    resume(run, config, data=data)
+    assert "1 image cannot be read" in capfd.readouterr().err
+    assert "003.jpg" in (run / "bad_images.txt").read_text()
 
 
 def test_two_processes_do_not_share_a_run(folder: Path, tmp_path: Path, vitreous) -> None:

@@ -12,8 +12,8 @@ from vitreous.errors import VitreousError, VitreousWarning
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `vitreous`. A user's mistake is one sentence and exit code 2."""
-    # Read when torch is loaded. Threads that wait for each other give up their core soon: where another program wants it
-    # too, training of a small model is 30 times faster for it, and no slower where it is alone.
+    # Read when torch is loaded. Threads that wait for each other soon give up their core: where another program wants
+    # it too, training of a small model is 30 times faster for it, and no slower where it is alone.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     import tyro
 

@@ -214,3 +214,14 @@ def test_a_run_opens_as_its_best_weights(uninterrupted: Path) -> None:
     model = load(uninterrupted)
     assert model.labels == ("blau", "grün", "rot")
     assert model.preprocessing.size == (16, 16)
+
+
+def test_resumed_at_once_while_the_workers_of_the_killed_process_still_live(folder: Path, tmp_path: Path) -> None:
+    """And what it was writing is swept away."""
+    run = tmp_path / "run"
+    kill_at(start("train", folder, *WORKING, "--duration", "4000steps", "--out", "run", cwd=tmp_path), run, 10)
+    (run / ".best.safetensors.123.tmp").write_bytes(b"half of it")
+    process = start("train", "--resume", "run", cwd=tmp_path)
+    _, error = kill_at(process, run, step_of(run) + 60, signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM, error
+    assert not list(run.rglob("*.tmp"))

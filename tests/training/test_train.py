@@ -382,3 +382,42 @@ def test_many_images_do_not_need_many_open_files(tmp_path: Path, vitreous) -> No
     options = ("--duration", "2steps", "--workers", "2", "--evaluate-every", "2steps")
     result = vitreous("train", "data", *TINY_RUN, *options, preexec_fn=limited)
     assert result.returncode == 0, result.stderr
+
+
+def test_several_labels_of_which_none_occur_in_validation(folder: Path, tmp_path: Path) -> None:
+    """Mean average precision is not defined there: the last weights are the best, and the run ends well."""
+    paths = sorted(folder.rglob("*.jpg"))
+    rows = [{"path": str(p), "labels": [p.parent.name], "split": "train"} for p in paths[:40]]
+    rows += [{"path": str(p), "labels": [], "split": "val"} for p in paths[40:]]
+    manifest = tmp_path / "manifest.jsonl"
+    manifest.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    outcome = train(manifest, config(tmp_path / "run"), quiet=True)
+    assert outcome.result.map is None
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_several_labels_are_predicted_one_by_one(folder: Path, tmp_path: Path) -> None:
+    paths = sorted(folder.rglob("*.jpg"))
+    rows = [{"path": str(p), "labels": [p.parent.name, "farbe"]} for p in paths]
+    manifest = tmp_path / "manifest.jsonl"
+    manifest.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    train(manifest, config(tmp_path / "run", duration="60 steps", lr=3e-3), quiet=True)
+    model = load(tmp_path / "run")
+    assert model.multi_label
+    (found,) = predict(model, paths[:1], top=4)
+    answers = {answer.label: answer.probability for answer in found.top}
+    assert answers["farbe"] > 0.7
+    assert sum(answers.values()) > 1.2  # no softmax
+    package.save(model, tmp_path / "again.safetensors")
+    assert load(tmp_path / "again.safetensors").multi_label
+
+
+def test_what_is_said_to_try_next_works(folder: Path, tmp_path: Path, vitreous) -> None:
+    result = vitreous("train", folder, *TINY_RUN, "--duration", "3steps", "--evaluate-every", "3steps", "--out", "run")
+    lines = result.stdout.split("what to try next:")[1].split("\n")
+    commands = [line.strip().removeprefix("vitreous ").split() for line in lines if line.strip()]
+    assert len(commands) >= 2
+    photo = str(next(folder.rglob("*.jpg")))
+    for command in commands:
+        result = vitreous(*[photo if word == "PHOTO.jpg" else word for word in command])
+        assert result.returncode == 0, (command, result.stderr)

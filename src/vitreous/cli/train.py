@@ -1,6 +1,7 @@
 """`vitreous train`: from images to a model."""
 
 import ast
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import Field, field, fields, make_dataclass
 from inspect import getsource
@@ -31,6 +32,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         from vitreous.errors import VitreousError
         from vitreous.training import train as training
 
+        signal.signal(signal.SIGTERM, _end)  # before and after the loop, which has a way of its own
         values = {name: value for group in groups for name, value in vars(getattr(config, group)).items()}
         settled = TrainConfig.from_flat(values)
         if resume is not None:
@@ -54,6 +56,12 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         resume: go on with the run in this directory.
     """
     return train
+
+
+def _end(number: int, frame: object) -> None:
+    from vitreous.training.signals import Stopped
+
+    raise Stopped("stopped", number)
 
 
 def _flags(group: Any) -> Any:

@@ -15,5 +15,6 @@ class Model(nn.Module):
     checkpoint_activations: bool = False
     preprocessing: Any = None  # vitreous.preprocessing.Preprocessing: the images it was trained on
     labels: tuple[str, ...] | None = None  # the names of its classes
+    multi_label: bool = False  # an image may be of several classes: probabilities are sigmoids, not a softmax
     extras: Any = None  # tensors of the file that no inference needs, for the way back: the mask token of DINOv2
     report: Any = None  # vitreous.weights.report.LoadReport: what was found in the file

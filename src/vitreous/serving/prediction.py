@@ -117,7 +117,8 @@ def _answer(
     logits = model(preprocessing.normalise(batch).to(parameter.dtype))
     if logits.ndim != 2:
         raise VitreousError("the model answers for every token, not for the image: pool='none' cannot predict")
-    best = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
+    probabilities = logits.float().sigmoid() if model.multi_label else logits.float().softmax(-1)
+    best = probabilities.topk(min(top, logits.shape[-1]))
     return [
         tuple(Answer(i, labels[i] if labels else None, p) for i, p in zip(indices, probabilities, strict=True))
         for indices, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -113,7 +113,8 @@ def _model(config: TrainConfig, known: Facts) -> Rules:
         yield "image_size", size, f"the images have about {known.side} px, and the model cuts them by {step}"
     if not (given.model or "").startswith("BiT"):
         deep = known.images >= 20_000
-        yield "stochastic_depth", 0.1 if deep else 0.0, "many epochs over one set" if deep else "the model is small"
+        rests = "many epochs over one set" if deep else f"{known.images:,} images: every block is needed"
+        yield "stochastic_depth", 0.1 if deep else 0.0, rests
         yield "dropout", 0.0, "augmentation does more"
 
 
@@ -128,7 +129,7 @@ def _unnamed_model(config: TrainConfig, known: Facts) -> Rules:
     elif known.images < 5_000 and given.depth is None and given.heads is None:
         yield "width", 64 if known.tiny else 128, f"{known.images:,} images do not fill a wider one"
         yield "depth", 4 if known.tiny else 6, f"{known.images:,} images"
-        yield "heads", 4, "of 16 or 32 numbers each"
+        yield "heads", 4, f"of {16 if known.tiny else 32} numbers each"
         yield "mlp_dim", 128 if known.tiny else 512, "in proportion to the width"
     if given.image_size is not None:
         patch = _dividing(_pair(given.image_size), _patch(min(_pair(given.image_size))))
@@ -196,7 +197,7 @@ def _step(config: ViTConfig | BiTConfig) -> int:
 def _length(config: TrainConfig, known: Facts) -> Rules:
     table = ((2_000, 100, 32), (10_000, 100, 64), (100_000, 100, 128), (500_000, 100, 512), (None, 90, 1024))
     epochs, batch = next((e, b) for limit, e, b in table if limit is None or known.images < limit)
-    yield "batch_size", min(batch, known.images), f"some {max(1, known.images // batch):,} steps an epoch"
+    yield "batch_size", min(batch, known.images), f"makes {-(-known.images // batch):,} steps of an epoch"
     yield "duration", f"{epochs} epochs", f"{known.images:,} images, each seen {epochs} times in another guise"
     yield "schedule", "cosine", "the learning rate needs no tuning of its own shape"
     yield "warmup", "10%", "attention starts without a clue"
@@ -208,18 +209,23 @@ def _augmentation(config: TrainConfig, known: Facts) -> Rules:
     yield "crop", crop, "drawings are cut apart by it" if known.drawn else "objects are of any size, anywhere"
     yield "aspect", 1.0 if known.drawn else 4 / 3, "as the images are" if known.drawn else "a third wider or higher"
     yield "shift", 0.125 if known.drawn else 0.0, "in place of crops" if known.drawn else "crops do that"
-    yield "flip", not known.drawn, "mirrored letters are others" if known.drawn else "the mirror image is as good"
-    strong = several and not known.tiny
-    why = f"{known.images:,} images" if strong else "too few images for it to help" if not several else "tiny images"
-    yield "randaugment", 2 if strong and not known.drawn else 0, why
-    yield "magnitude", 5.0, "half of the way"
-    yield "three_augment", False, "RandAugment's place"
+    mirror = "small and grey, like letters, which a mirror changes" if known.drawn else "the mirror image is as good"
+    yield "flip", not known.drawn, mirror
+    strong = several and not known.tiny and not known.drawn
+    why = f"{known.images:,} images, seen many times"
+    if not strong:
+        why = "drawings are spoilt by it" if known.drawn else f"{known.images:,} images are too few for it to help"
+    yield "randaugment", 2 if strong else 0, why
+    yield "magnitude", 5.0 if strong or config.augmentation.randaugment else 0.0, "half of the way, where it is used"
+    yield "three_augment", False, "is for recipes without RandAugment"
     colour = known.channels == 3
-    yield "jitter", 0.2 if colour and not strong else 0.0, "light changes" if colour else "the images are grey"
-    yield "erase", 0.0, "crops do that"
-    mixed = strong and not known.several
-    yield "mixup", 0.2 if mixed else 0.0, why
-    yield "cutmix", 1.0 if mixed and not known.drawn else 0.0, why
+    light = "RandAugment changes colours" if strong else "light changes" if colour else "the images are grey"
+    yield "jitter", 0.2 if colour and not strong else 0.0, light
+    yield "erase", 0.0, "other variation is enough"
+    mixed = several and not known.tiny and not known.several
+    blend = "several labels are mixed enough" if known.several else f"{known.images:,} images"
+    yield "mixup", 0.2 if mixed else 0.0, blend
+    yield "cutmix", 1.0 if mixed and strong else 0.0, blend if not known.drawn else "drawings are cut apart by it"
 
 
 def _optimiser(config: TrainConfig, known: Facts) -> Rules:

@@ -81,14 +81,14 @@ def charts(history: History) -> list[Chart]:
 
 
 def best_evaluation(history: History, key: str) -> tuple[float, str, str, Record] | None:
-    """The highest value of a metric while training: (value, split, weights, line)."""
+    """The highest value of a metric while training, of equals the one with less loss: (value, split, weights, line)."""
     found = [
         (number(record, key), split, weights, record)
         for (split, weights), group in history.evaluations.items()
         for record in group
         if split != "test" and not math.isnan(number(record, key))
     ]
-    return max(found, key=lambda entry: entry[0], default=None)
+    return max(found, key=lambda entry: (entry[0], -number(entry[3], "loss")), default=None)
 
 
 def _chart(

@@ -24,7 +24,7 @@ from vitreous.training.world import World
 
 
 @dataclass(frozen=True)
-class Prepare:
+class Preparation:
     """From what the loader gives to what the model is trained on."""
 
     cut: Cut
@@ -56,7 +56,7 @@ class Engine:
         self,
         model: nn.Module,
         loss: Loss,
-        prepare: Prepare,
+        prepare: Preparation,
         optimisers: Optimisers,
         ema: Ema | None,
         clip: float | None,

@@ -64,12 +64,16 @@ class RunFolder:
         return folder
 
     def create(self, description: dict[str, Any]) -> None:
+        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
-            self.path.mkdir(parents=True)
+            fresh.mkdir(parents=True)
+            with replacing(fresh / "config.json") as temporary:
+                dump_json(temporary, description)
+            fresh.rename(self.path)  # a run directory has a config, whenever it is looked at
         except OSError as error:
             raise VitreousError(f"{self.path} cannot be made ({error.strerror})") from error
-        with replacing(self.path / "config.json") as temporary:
-            dump_json(temporary, description)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
 
     def description(self) -> dict[str, Any]:
         found = read_json(self.path / "config.json")
@@ -78,13 +82,19 @@ class RunFolder:
         return found
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Two processes that write to one run would spoil it."""
+    def locked(self, first: bool = True) -> Iterator[None]:
+        """Two processes that write to one run would spoil it; the `first` of those that train together holds it."""
+        if not first:
+            yield
+            return
         with (self.path / ".lock").open("w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Of the process alone: workers that outlive it by a few seconds do not keep it.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise VitreousError(f"{self.path} is in use: another process is training there") from None
+            for rest in self.path.glob(".*.tmp"):  # of files that a killed process was writing
+                rest.unlink(missing_ok=True)
             yield
 
     def record(self, line: dict[str, Any]) -> None:

@@ -278,7 +278,7 @@ class Loop:
         weights = max(ranks, key=lambda w: ranks[w])
         best = progress.best
         better = ranks[weights][0] > -inf and (best is None or ranks[weights] > rank(best.value, best.loss))
-        progress.stale = 0 if better else progress.stale + 1
+        progress.stale = 0 if better else progress.stale + (ranks[weights][0] > -inf)
         if better:
             progress.best = Best(sign * ranks[weights][0], found[weights].loss, progress.step, weights)
             self._write(self.folder.best, weights)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -22,12 +21,14 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.extremes import Example, Extremes
 from vitreous.evaluation.metrics import Result, Scores, result_from_json
+from vitreous.models.checks import pair
 from vitreous.models.cost import cost
+from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.training import losses, optimisers, state
 from vitreous.training.config import TrainConfig
 from vitreous.training.ema import Ema
-from vitreous.training.engine import Engine, Prepare
+from vitreous.training.engine import Engine, Preparation
 from vitreous.training.feeding import Feed, feed
 from vitreous.training.folder import RunFolder, command, environment, program
 from vitreous.training.hardware import free_memory
@@ -90,8 +91,9 @@ def train(
     engine = _engine(opened, made, fed)  # whatever can still be wrong is wrong before anything is written
     if world.first:
         folder.create(description)
-    _tell_bad(fed, folder, teller, world)
-    return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
+    with folder.locked(world.first):
+        _tell_bad(fed, folder, teller, world)
+        return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
 
 
 def resume(
@@ -115,6 +117,18 @@ def resume(
     if (folder.path / "result.json").is_file():
         teller.note(f"{folder.path} is complete: there is nothing left to do")
         return _finished(folder)
+    with folder.locked(world.first):
+        return _go_on(folder, description, config, data, teller, world)
+
+
+def _go_on(
+    folder: RunFolder,
+    description: dict[str, Any],
+    config: TrainConfig,
+    data: str | os.PathLike[str] | None,
+    teller: Teller,
+    world: World,
+) -> Outcome:
     opened = open_data(os.fspath(data) if data is not None else description["data"], config.reading)
     if fingerprint(opened) != description.get("fingerprint"):
         raise VitreousError(f"{folder.path}: the data is not what it was: other images, labels or classes than then")
@@ -175,41 +189,40 @@ def fingerprint(data: DataSet) -> str:
 
 
 def _carry_out(data: DataSet, loop: Loop, resumed: bool) -> Outcome:
-    with loop.folder.locked() if loop.world.first else nullcontext():
-        if resumed:
-            _restore(loop, loop.folder, loop.teller)
-        try:
-            loop.sinks = _sinks(loop.plan, loop.folder, loop.progress.step) if loop.world.first else []
-        except VitreousError:
-            if not resumed:
-                shutil.rmtree(loop.folder.path, ignore_errors=True)
-            raise
-        try:
-            loop.run()
-        finally:
-            for sink in loop.sinks:
-                sink.close()
-        if loop.feed.val is None:
-            loop.keep_last_as_best()
-        try:
-            return _conclude(data, loop)
-        except KeyboardInterrupt:
-            again = f"{program()} train --resume {loop.folder.path}"
-            raise Stopped(f"stopped after training, while measuring; to finish: {again}", 2) from None
+    if resumed:
+        _restore(loop, loop.folder, loop.teller)
+    try:
+        loop.sinks = _sinks(loop.plan, loop.folder, loop.progress.step) if loop.world.first else []
+    except VitreousError:
+        if not resumed:
+            shutil.rmtree(loop.folder.path, ignore_errors=True)
+        raise
+    try:
+        loop.run()
+    finally:
+        for sink in loop.sinks:
+            sink.close()
+    if loop.progress.best is None:  # nothing was held out to choose by, or nothing that its metric is defined for
+        loop.keep_last_as_best()
+    try:
+        return _conclude(data, loop)
+    except KeyboardInterrupt:
+        again = f"{program()} train --resume {loop.folder.path}"
+        raise Stopped(f"stopped after training, while measuring; to finish: {again}", 2) from None
 
 
 def _engine(data: DataSet, made: Plan, fed: Feed) -> Engine:
     config = made.config
     torch.manual_seed(config.run.seed)
     model = build(made.model)  # drawn on the CPU, so that every device starts from the same weights
-    model.preprocessing, model.labels = made.preprocessing, data.classes
+    model.preprocessing, model.labels, model.multi_label = made.preprocessing, data.classes, data.multi_label
     model.to(made.device)
     loss = losses.build(config.objective, data.train.labels, made.known.classes, made.device)
     mean, std = _statistics(made)
     engine = Engine(
         model,
         loss,
-        Prepare(fed.train.cut, config.augmentation, mean, std, loss),
+        Preparation(fed.train.cut, config.augmentation, mean, std, loss),
         optimisers.build(model, config.optimiser),
         Ema(model, config.optimiser.ema) if config.optimiser.ema else None,
         config.optimiser.clip,
@@ -263,7 +276,7 @@ def _introduce(data: DataSet, made: Plan, teller: Teller) -> None:
     teller.table(
         [
             ("data", f"{data.name}: {counts} images, {len(data.classes):,} classes ({data.split or 'no validation'})"),
-            ("model", f"{config.architecture.model}: {found.parameters:,} parameters, {height} x {width} {shown}"),
+            ("model", f"{_shape(made)}: {found.parameters:,} parameters, {height} x {width} {shown}"),
             ("run", f"{made.steps:,} steps of {made.batch_size:,} images ({config.schedule.duration}), {by}"),
             ("device", f"{made.device}, {made.precision}"),
             ("memory", f"about {sizes(made.memory)} for a step; {sizes(free_memory(made.device))} are free"),
@@ -275,6 +288,14 @@ def _introduce(data: DataSet, made: Plan, teller: Teller) -> None:
         teller.say("\nchosen by the data:", style="bold")
         teller.table([(c.field, _value(c.value), c.why) for c in made.choices])
         teller.say("")
+
+
+def _shape(made: Plan) -> str:
+    model = made.model
+    if isinstance(model, ViTConfig) and model.backbone is None:
+        patch = pair(model.patch_size)[0]
+        return f"a ViT of width {model.width}, depth {model.depth}, {model.heads} heads, patches of {patch}"
+    return made.config.architecture.model or ""
 
 
 def _value(value: Any) -> str:
@@ -379,7 +400,8 @@ def sentence(outcome: Outcome, made: Plan) -> str:
     if result is None:
         return f"trained for {length}; nothing was held out to measure on"
     if result.top1 is None:
-        return f"{result.map or 0:.1%} mean average precision on {result.images:,} {outcome.split} images, {length}"
+        value = "no" if result.map is None else f"{result.map:.1%}"
+        return f"{value} mean average precision on {result.images:,} {outcome.split} images, after {length}"
     return f"{result.top1:.1%} of {result.images:,} {outcome.split} images right, after {length}"
 
 
@@ -393,7 +415,6 @@ def next_steps(folder: RunFolder) -> list[str]:
     return [
         f"{program()} info {folder.path}",
         f"{program()} predict PHOTO.jpg --model {folder.path}",
-        f"{program()} convert {folder.path} timm-model --to timm",
     ]
 
 

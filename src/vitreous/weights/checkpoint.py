@@ -44,6 +44,7 @@ class Found:
     places: Places
     preprocessing: Preprocessing
     labels: Labels = None
+    multi_label: bool = False
     ignored: dict[str, str] = field(default_factory=dict)  # tensor -> the rule
     extras: Places = field(default_factory=dict)  # kept for the way back, but no part of the model: the mask token
     notes: list[str] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Checkpoint:
     labels: Labels
     report: LoadReport
     extras: State = field(default_factory=dict)
+    multi_label: bool = False
 
 
 @dataclass

@@ -69,6 +69,7 @@ def load(
         model = meta_model(checkpoint.config)
         model.load_state_dict(checkpoint.state, assign=True)
     model.preprocessing, model.labels = checkpoint.preprocessing, checkpoint.labels
+    model.multi_label = checkpoint.multi_label
     model.report, model.extras = checkpoint.report, checkpoint.extras
     return model.eval()
 
@@ -133,7 +134,8 @@ def read(
         extras = {ours: place.read(file.tensors) for ours, place in found.extras.items()}
     except VitreousError as error:
         raise VitreousError(f"{name}: {error}") from error
-    return Checkpoint(config, state, shown, found.labels, replace(report, config=config), extras)
+    report = replace(report, config=config)
+    return Checkpoint(config, state, shown, found.labels, report, extras, found.multi_label)
 
 
 def settle_preprocessing(
@@ -210,7 +212,7 @@ def change_head(found: Found, num_classes: int) -> None:
     for ours in [ours for ours in found.places if ours.startswith(drop)]:
         rule = f"dropped by num_classes={num_classes}"
         found.ignored |= dict.fromkeys(found.places.pop(ours).names, rule)
-    found.config, found.labels = replace(config, **changes), None
+    found.config, found.labels, found.multi_label = replace(config, **changes), None, False
 
 
 def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadReport:

@@ -46,6 +46,7 @@ def read(tensors: Tensors, hints: Hints) -> Found:
         places={name: Place((name,)) for name in parameter_shapes(config)},
         preprocessing=Preprocessing.from_json(card.get("preprocessing", {})),
         labels=check_labels(labels, config),
+        multi_label=card.get("multi_label") is True,
         extras={name: Place((name,)) for name in EXTRAS if name in tensors},
         ignored={name: "for pre-training only" for name in EXTRAS if name in tensors},
         origin=origin,
@@ -65,6 +66,7 @@ def metadata(checkpoint: Checkpoint) -> dict[str, str]:
         "config": asdict(checkpoint.config),
         "preprocessing": checkpoint.preprocessing.to_json(),
         "labels": checkpoint.labels,
+        "multi_label": checkpoint.multi_label,
         "origin": checkpoint.report.origin,
         "guesses": checkpoint.report.guesses,
     }

@@ -50,7 +50,9 @@ def save(
     native.check_labels(model.labels, config)
     report = model.report or LoadReport("a model in memory", "memory", "native", config)
     state: State = {name: p.detach() for name, p in model.named_parameters()}
-    return write(Checkpoint(config, state, preprocessing, model.labels, report, model.extras or {}), path, to, force)
+    extras = model.extras or {}
+    checkpoint = Checkpoint(config, state, preprocessing, model.labels, report, extras, model.multi_label)
+    return write(checkpoint, path, to, force)
 
 
 def convert(
@@ -125,6 +127,8 @@ def _losses(checkpoint: Checkpoint, form: Form, to: str) -> list[str]:
     lost = []
     if checkpoint.labels is not None and not form.carries_labels:
         lost.append("the labels are not carried: the dialect has no place for them")
+    if checkpoint.multi_label and to != native.NAME:
+        lost.append("that an image may be of several classes is not carried: who reads it will expect one")
     if form.assumes is not None and form.assumes != checkpoint.preprocessing:
         lost.append(f"the preprocessing is not carried: who reads {to} will assume {form.assumes}")
     return lost

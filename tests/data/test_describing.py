@@ -157,3 +157,13 @@ def test_many_classes(tmp_path: Path) -> None:
     data = open_data(tmp_path / "x.npz", WHOLE)
     with Image.open(sample_sheet(data, tmp_path / "s.png")) as sheet:
         assert sheet.height == 20 + 20 + 12 + 18 + 12 * 102 - 6 + 20
+
+
+def test_a_class_with_a_line_break_in_its_name(tmp_path: Path) -> None:
+    for name in ("one\nline", "other"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "data" / name / f"{number}.png")
+    assert sample_sheet(open_data(tmp_path / "data"), tmp_path / "sheet.png").is_file()
+    with pytest.raises(VitreousError, match=r"ends in \.png"):
+        sample_sheet(open_data(tmp_path / "data"), tmp_path / "sheet.txt")

@@ -69,7 +69,7 @@ def sample_sheet(data: DataSet, path: str | Path, *, columns: int = 8, rows: int
 
 
 def _label_width(names: list[str]) -> int:
-    widest = max(_font_for(name, NAME).getlength(name) for name in names)
+    widest = max(_font_for(name, NAME).getlength(name) for name in map(_printable, names))
     return round(min(max(widest + 4 * GAP, NARROW), WIDE))
 
 
@@ -108,9 +108,14 @@ def _fitted(image: Image.Image, cell: int) -> Image.Image:
     return image.resize(size, Image.Resampling.LANCZOS)
 
 
+def _printable(text: str) -> str:
+    """On one line, whatever a folder is called."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 def _write(draw: ImageDraw.ImageDraw, at: tuple[int, int], text: str, size: int, colour: str, width: int) -> None:
     """One line, with an ellipsis where it would be wider."""
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    text = _printable(text)
     font = _font_for(text, size)
     if draw.textlength(text, font) > width:
         while text and draw.textlength(f"{text}…", font) > width:

@@ -278,6 +278,7 @@ class Loop:
         weights = max(ranks, key=lambda w: ranks[w])
         best = progress.best
         better = ranks[weights][0] > -inf and (best is None or ranks[weights] > rank(best.value, best.loss))
+        equal = better and best is not None and ranks[weights][0] == sign * best.value
         progress.stale = 0 if better else progress.stale + (ranks[weights][0] > -inf)
         if better:
             progress.best = Best(sign * ranks[weights][0], found[weights].loss, progress.step, weights)
@@ -285,7 +286,8 @@ class Loop:
         scores = "  ".join(f"{w} {name} {shown(name, r.summary().get(name))}" for w, r in found.items())
         if self.world.first:
             epoch = progress.step * self.plan.batch_size / self.plan.known.images
-            self.teller.notes.print(f"epoch {epoch:6.1f}  val {scores}{'  best so far' if better else ''}")
+            mark = "  best so far, by its loss" if equal else "  best so far" if better else ""
+            self.teller.notes.print(f"epoch {epoch:6.1f}  val {scores}{mark}")
 
     def _write(self, path: Path, weights: str) -> None:
         if not self.world.first:

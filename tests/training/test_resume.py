@@ -161,6 +161,17 @@ def test_images_are_held_again_or_not_as_before(uninterrupted: Path, vitreous) -
     assert "hold: 'never' in the run, 'always' now" in result.stderr
 
 
+def test_a_run_of_another_kind_of_device(uninterrupted: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    (run / "result.json").unlink()
+    stored = json.loads((run / "config.json").read_text())
+    stored["environment"]["gpu"] = "some GPU"
+    (run / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(VitreousError, match="the run began on cuda"):
+        resume(run, quiet=True)
+
+
 def test_digits_beside_a_folder_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "digits").mkdir()
     process = start(

@@ -45,7 +45,7 @@ from vitreous.weights.load import load
 
 SHOWN = 12  # best and worst predictions in the report
 FREE = ("workers", "device", "max_bad", "save_minutes", "tensorboard", "wandb", "profile", "data_dir")
-"""Fields that may be others when a run is resumed. (Another kind of device rounds differently, and says so.)"""
+"""Fields that may be others when a run is resumed: none changes what it computes. Any device of the same kind."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,13 @@ def _go_on(
     made = plan(opened, config, world, again=True)
     if made.device.type == "cpu" and isinstance(threads := description.get("threads"), int):
         torch.set_num_threads(threads)  # sums are split among them, and rounded accordingly
+    began = "cuda" if "gpu" in description.get("environment", {}) else "cpu"
+    if made.device.type != began:
+        raise VitreousError(
+            f"device: the run began on {began}, and only there can it go on exactly; here it is {made.device}"
+        )
     fed = feed(opened, made, world, teller)
     _tell_bad(fed, folder, teller, world)
-    if made.device.type != ("cuda" if "gpu" in description.get("environment", {}) else "cpu"):
-        teller.note(f"going on on {made.device.type}, where the run did not begin: numbers are rounded differently")
     engine = _engine(opened, made, fed)
     return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=True)
 

@@ -1,7 +1,7 @@
 # Two commands on a fresh clone: `make demo` and `make test`. Both set up .venv themselves; a second run installs nothing.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := $(shell find src -name '*.py' -o -name 'py.typed')
+SOURCES := $(shell find src -name '*.py' -o -name 'py.typed' -o -path '*/shipped/*.*')
 PIP := pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help demo test lint types wheel fuzz test-gpu format clean
@@ -10,8 +10,11 @@ PIP := pip install --quiet --disable-pip-version-check --constraint constraints.
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .make/installed ## train a small ViT on handwritten digits, measure it and write a report
-	@$(BIN)/vitreous train digits --recipe digits
+demo: .make/installed ## a small ViT on handwritten digits, from scratch and from our checkpoint, side by side in a report
+	@runs="runs/demo-$$(date +%Y%m%d-%H%M%S)"; train="$(BIN)/vitreous train digits --recipe digits_transfer"; \
+	echo "first from scratch" && $$train --from None --model vitreous-mini --out "$$runs/from-scratch" && \
+	echo && echo "then from vitreous-mini" && $$train --beside "$$runs/from-scratch" --out "$$runs/from-checkpoint" && \
+	echo && echo "both, side by side: $$runs/from-checkpoint/report.html"
 
 # One thread: the tests start processes of their own, and threads that wait for each other's core are slower than none.
 test: .make/installed lint types wheel ## everything: lint, types, the built wheel, tests
@@ -65,4 +68,5 @@ clean: ## remove everything that was installed or built
 	@.venv-wheel/bin/$(PIP) --no-deps --force-reinstall dist/*.whl
 	@cd dist && ../.venv-wheel/bin/python -c 'import vitreous; assert "site-packages" in vitreous.__file__; vitreous.create("Ti/16")'
 	@cd dist && ../.venv-wheel/bin/vitreous models "Ti/16"
+	@cd dist && ../.venv-wheel/bin/vitreous info vitreous-mini >/dev/null
 	@touch $@

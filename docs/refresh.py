@@ -1,7 +1,8 @@
 """Bring the excerpts and tables of docs/*.md up to date with the code: `python docs/refresh.py` (`--check`: only look).
 
 `<!-- code: models/vit.py Block.forward -->` is followed by that function as it stands, with a link to its lines;
-`<!-- cost -->` by the table of what sizes and patches cost. Each ends at its `<!-- /code -->` or `<!-- /cost -->`.
+`<!-- cost -->` by the table of what sizes and patches cost, `<!-- recipes -->` by that of the recipes. Each ends at its
+`<!-- /code -->`, `<!-- /cost -->` or `<!-- /recipes -->`.
 """
 
 import ast
@@ -12,6 +13,7 @@ from textwrap import dedent
 
 import vitreous
 from vitreous.models import zoo
+from vitreous.training.recipes import RECIPES, card
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS.parent / "src" / "vitreous"
@@ -58,6 +60,13 @@ def cost_row(size: int, patch: int) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def recipe_table() -> str:
+    rows = ["| recipe | data | result | time | hardware |", "|" + "---|" * 5]
+    for one in map(card, RECIPES):
+        rows.append(f"| `{one.name}` | {one.data} | {one.result} | {one.time} | {one.hardware} |")
+    return "\n".join(rows)
+
+
 def refreshed(text: str) -> str:
     text = re.sub(
         r"(<!-- code: (\S+) (\S+) -->\n).*?(<!-- /code -->)",
@@ -65,12 +74,14 @@ def refreshed(text: str) -> str:
         text,
         flags=re.DOTALL,
     )
-    return re.sub(
-        r"(<!-- cost -->\n).*?(<!-- /cost -->)",
-        lambda match: f"{match[1]}{cost_table()}\n{match[2]}",
-        text,
-        flags=re.DOTALL,
-    )
+    for name, table in (("cost", cost_table), ("recipes", recipe_table)):
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+            lambda match, table=table: f"{match[1]}{table()}\n{match[2]}",
+            text,
+            flags=re.DOTALL,
+        )
+    return text
 
 
 def main() -> None:

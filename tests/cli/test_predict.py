@@ -130,7 +130,6 @@ def test_files_that_cannot_be_decoded_are_named_and_skipped(folder: Path, capsys
         (("pictures", "--model", "m.safetensors", "--batch-size", "0"), "--top and --batch-size must be 1 or more"),
         (("pictures", "--model", "m.safetensors", "--device", "gpu"), "device = 'gpu' cannot be used here"),
         (("pictures", "--model", "headless.safetensors"), "has no head"),
-        (("pictures",), "--model"),
     ],
 )
 def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:

@@ -38,7 +38,7 @@ def help_text() -> str:
 
 
 def flag(field: str) -> str:
-    return "--" + field.replace("_", "-")
+    return "--from" if field == "start" else "--" + field.replace("_", "-")
 
 
 def described(text: str) -> dict[str, str]:

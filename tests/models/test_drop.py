@@ -18,7 +18,7 @@ def keys(count: int, seed: int = 0) -> Tensor:
 
 def dropped(x: Tensor, dropout: float, depth: float = 0.0, count: int | None = None) -> Tensor:
     drop = Drop(dropout, depth)
-    drop.keys = keys(len(x) if count is None else count)
+    key_drops(drop, keys(len(x) if count is None else count))
     return drop(x)
 
 
@@ -73,12 +73,12 @@ def test_gradients_flow_where_values_do() -> None:
 def test_an_image_loses_the_same_alone_and_in_a_batch() -> None:
     x = images(9, 7, 8)
     drop = Drop(0.3, 0.3)
-    drop.keys = keys(9)
+    key_drops(drop, keys(9))
     whole = drop(x)
     for size in (1, 2, 5):
         parts = []
         for part, some in zip(x.split(size), keys(9).split(size), strict=True):
-            drop.keys = some
+            key_drops(drop, some)
             parts.append(drop(part))
         assert torch.equal(torch.cat(parts), whole)
     assert len({tuple((row == 0).flatten().tolist()) for row in whole}) > 1  # and not all of them lose the same

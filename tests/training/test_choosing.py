@@ -166,6 +166,7 @@ WISHES: list[dict[str, Any]] = [
     {"batch_size": 7, "duration": "3 steps"},
     {"optimiser": "sgd"},
     {"optimiser": "muon"},
+    {"optimiser": "lamb"},
     {"loss": "sigmoid"},
     {"crop": 0.7, "flip": True, "mixup": 0.0},
     {"crop": 1.0},

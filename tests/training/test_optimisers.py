@@ -17,7 +17,7 @@ from vitreous.models.zoo import create
 from vitreous.training.config import Objective, Optimiser
 from vitreous.training.losses import build as build_loss
 from vitreous.training.muon import newton_schulz, orthogonalised
-from vitreous.training.optimisers import Muon, Optimisers, build, clip_, layer_of
+from vitreous.training.optimisers import Lamb, Muon, Optimisers, build, clip_, layer_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "layer scale": {"layer_scale": 1e-4, "qk_norm": True, "mlp": "swiglu"},
     "no head": {"num_classes": 0, "qkv_bias": False},
 }
-KINDS = ("adamw", "sgd", "muon")
+KINDS = ("adamw", "sgd", "muon", "lamb")
 
 
 def options(optimiser: str = "adamw", **changes: Any) -> Optimiser:
@@ -85,12 +85,13 @@ def test_every_parameter_is_in_one_group(variant: str, kind: str) -> None:
         decay = group.get("decay", group["weight_decay"])
         assert decay == (0 if undecayed else 0.1), name
         block_matrix = name.startswith("blocks") and name.endswith("weight") and "norm" not in name
-        expected = {"adamw": "AdamW", "sgd": "Sgd", "muon": "Muon" if block_matrix else "AdamW"}[kind]
+        muon = "Muon" if block_matrix else "AdamW"
+        expected = {"adamw": "AdamW", "sgd": "Sgd", "muon": muon, "lamb": "Lamb"}[kind]
         assert group["by"] == expected, name
 
 
 @pytest.mark.parametrize("activation", ["pre", "post"])
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "lamb"])
 def test_every_parameter_of_a_bit(kind: str, activation: Any) -> None:
     model = tiny_bit(activation)
     found = groups_of(model, build(model, options(kind, layer_decay=0.8)))
@@ -215,7 +216,7 @@ def test_nothing_left_for_adamw() -> None:
         ({"lr_multipliers": ("head.*=-1",)}, "factor of 0 or more"),
         ({"lr_multipliers": ("head.*=nan",)}, "factor of 0 or more"),
         ({"lr_multipliers": ("=2",)}, "'=2' is not PATTERN=FACTOR"),
-        ({"optimiser": None}, "optimiser = None: expected adamw, sgd or muon"),
+        ({"optimiser": None}, "optimiser = None: expected adamw, sgd, muon or lamb"),
         ({"optimiser": "lion"}, "optimiser = 'lion'"),
         ({"lr": None}, "lr = None"),
         ({"lr": 0.0}, "lr = 0.0: expected a positive number"),
@@ -227,7 +228,10 @@ def test_nothing_left_for_adamw() -> None:
         ({"betas": (0.9, 1.0)}, "betas = "),
         ({"clip": 0.0}, "clip = 0.0"),
         ({"momentum": 0.8}, "momentum = 0.8: an option of sgd, not of adamw"),
-        ({"optimiser": "sgd", "betas": (0.9, 0.95)}, "betas = (0.9, 0.95): an option of adamw and muon, not of sgd"),
+        (
+            {"optimiser": "sgd", "betas": (0.9, 0.95)},
+            "an option of adamw, muon and lamb, not of sgd",
+        ),
         ({"muon_lr": 0.1}, "muon_lr = 0.1: an option of muon, not of adamw"),
         ({"optimiser": "muon", "freeze": ("blocks.*",)}, "matrices of a ViT's blocks, and all of them are frozen"),
     ],
@@ -395,6 +399,86 @@ def test_muon_takes_a_closure_and_parameters_without_gradients() -> None:
     assert torch.equal(idle, before)
 
 
+# ---------------------------------------------------------------- LAMB
+
+
+def lamb_by_hand(weight: Tensor, gradients: list[Tensor], lrs: list[float], decay: float, scaled: bool) -> Tensor:
+    """The paper's algorithm 2 with Adam's bias correction, in double precision, one matrix alone."""
+    w, m, v = weight.double(), torch.zeros_like(weight).double(), torch.zeros_like(weight).double()
+    for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), 1):
+        g = gradient.double()
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+        update = (m / (1 - 0.8**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-6) + decay * w
+        ratio = w.norm() / update.norm() if scaled and w.norm() > 0 and update.norm() > 0 else 1.0
+        w = w - lr * ratio * update
+    return w
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_lamb_by_hand(scaled: bool, decay: float, device: str) -> None:
+    weights = [torch.randn(6, 4), torch.randn(5), torch.zeros(3, 2), torch.randn(2, 3, 4)]
+    gradients = [[torch.randn_like(w) for w in weights] for _ in range(4)]
+    gradients[0][3].zero_()  # nothing but decay moves it then
+    lrs = [0.1, 0.05, 0.02, 0.01]
+    parameters = [nn.Parameter(w.clone().to(device)) for w in weights]
+    lamb = Lamb(parameters, betas=(0.8, 0.95), weight_decay=decay, scaled=scaled)
+    for lr, found in zip(lrs, gradients, strict=True):
+        lamb.param_groups[0]["lr"] = lr
+        for p, gradient in zip(parameters, found, strict=True):
+            p.grad = gradient.clone().to(device)
+        lamb.step()
+    for p, w, found in zip(parameters, weights, zip(*gradients, strict=True), strict=True):
+        expected = lamb_by_hand(w, list(found), lrs, decay, scaled)
+        torch.testing.assert_close(p.detach().cpu().double(), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lamb_scales_what_decay_is_for(decay: float) -> None:
+    """Also where decay is 0: or the same option would be another optimiser."""
+    model = tiny_vit(layer_scale=0.1, registers=1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    built = build(model, options("lamb", lr=1e-2, weight_decay=decay))
+    groups = groups_of(model, built)
+    train(model, built, 1)
+    for name, p in model.named_parameters():
+        matrix = name.endswith("weight") and p.ndim > 1
+        assert groups[name]["scaled"] == matrix, name
+        moved, length = (p - before[name]).norm().item(), before[name].norm().item()
+        if matrix:
+            assert moved == pytest.approx(1e-2 * length, rel=1e-3), name
+        else:  # Adam's first step is of one length in every direction
+            assert moved <= 1e-2 * p.numel() ** 0.5 * (1 + 1e-3), name
+
+
+def test_lamb_takes_no_notice_of_the_gradients_scale() -> None:
+    results = []
+    for scale in (1.0, 1000.0):
+        p = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
+        lamb = Lamb([p], lr=0.1, weight_decay=0.1)
+        for step in range(3):
+            p.grad = scale * torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+            lamb.step()
+        results.append(p.detach())
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
+def test_lamb_takes_a_closure_and_parameters_without_gradients() -> None:
+    p, idle = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+    before = idle.detach().clone()
+    lamb = Lamb([p, idle], weight_decay=0.1)
+
+    def closure() -> Any:
+        value = p.square().sum()
+        value.backward()
+        return value
+
+    assert lamb.step(closure) is not None
+    assert torch.equal(idle, before)
+    assert (lamb.state[p]["step"], lamb.state[idle]["step"]) == (1, 0)
+
+
 @pytest.mark.gpu
 def test_muon_beside_torchs() -> None:
     weight, gradients = torch.randn(96, 64, device="cuda"), torch.randn(5, 96, 64, device="cuda")
@@ -475,6 +559,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("sgd", {"lr_multipliers": ("head.*=3",)}),
     ("sgd", {"momentum": 0.0}),
     ("muon", {"layer_decay": 0.7}),
+    ("lamb", {"layer_decay": 0.7, "freeze": ("patch_embed.*",)}),
+    ("lamb", {"weight_decay": 0.0}),
 ]
 
 
@@ -510,7 +596,7 @@ def test_a_small_batch_is_learnt_by_heart(kind: str, loss: Any) -> None:
     model = tiny_vit().train()
     x, labels = images(8, 3, 32, 32), torch.arange(8) % 7
     objective = build_loss(Objective(loss=loss, label_smoothing=0.0), labels, 7, "cpu")
-    lr = {"adamw": 1e-2, "sgd": 1e-1, "muon": 1e-2}[kind]
+    lr = {"adamw": 1e-2, "sgd": 1e-1, "muon": 1e-2, "lamb": 2e-2}[kind]
     built = build(model, options(kind, lr=lr, weight_decay=1e-3))
     value = math.inf
     for step in range(100):

@@ -63,7 +63,7 @@ def equal(one: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd", "muon", "lamb"])
 @pytest.mark.parametrize("ema", [0.9, 0.0])
 def test_everything_comes_back_to_the_bit(tmp_path: Path, optimiser: str, ema: float) -> None:
     whole = loop(optimiser, ema=ema)

@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from vitreous.cli.info import info
     from vitreous.cli.models import models
     from vitreous.cli.predict import predict
+    from vitreous.cli.recipes import recipes
     from vitreous.cli.train import train_command
 
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             info,
             convert,
             models,
+            recipes,
         ):
             app.command(command)
         app.cli(

@@ -25,7 +25,7 @@ def convert(
     """Write a checkpoint as another program loads it: the same numbers, under its names.
 
     Args:
-        source: a file, a folder or hf://owner/name, in any dialect.
+        source: a file, a folder or hf://owner/name, in any dialect; or vitreous-mini, which comes with the package.
         target: where to. A folder for timm and huggingface, else a file: .npz for google, big-vision and bit,
             .safetensors for native, either of .pth and .safetensors for the others.
         to: the dialect to write; google has the numbering of the released files.

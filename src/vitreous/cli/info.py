@@ -26,7 +26,7 @@ def info(
     """Say what is in a checkpoint: dialect, config, cost, preprocessing, labels, and what became of every tensor.
 
     Args:
-        source: a file, a folder or hf://owner/name, in any dialect.
+        source: a file, a folder or hf://owner/name, in any dialect; or vitreous-mini, which comes with the package.
         json: one JSON object instead of a table.
         image_size: lay it out for another size, in pixels: one number, or height and width.
         heads: the number of heads, where the file cannot tell.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from vitreous.cli.parts import Number, Preset
+from vitreous.weights.shipped import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 
     from vitreous.serving.prediction import Answer, Prediction
 
+(MINI,) = NAMES
+
 
 def predict(
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="")],
     /,
     *,
-    model: Annotated[str, tyro.conf.arg(metavar="FILE")],
+    model: Annotated[str, tyro.conf.arg(metavar="FILE")] = MINI,
     top: Annotated[int, tyro.conf.arg(metavar="N")] = 5,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32,
@@ -35,7 +38,8 @@ def predict(
 
     Args:
         images: files, folders (with everything below them) or patterns in quotes: "photos/**/*.jpg".
-        model: a checkpoint of Vitreous or of another program: a file, a folder or hf://owner/name.
+        model: a checkpoint of Vitreous or of another program: a file, a folder or hf://owner/name; or the one that
+            comes with the package.
         top: how many classes to name for each image.
         json: one JSON object for each image and line, and nothing else on stdout.
         batch_size: how many images the model is shown at once.
@@ -67,6 +71,10 @@ def predict(
     notes = out if sys.stdout.isatty() and sys.stderr.isatty() else Console(stderr=True, **plain)
     for note in network.report.notes if network.report else ():
         notes.print(printable(note), style="dim", soft_wrap=True)
+    if model == MINI:
+        known = network.labels or ()
+        text = f"{MINI} answers, which knows {len(known)} classes: {', '.join(known)}"
+        notes.print(text, style="dim", soft_wrap=True)
     if network.labels is None and prediction.labels_of(network):
         notes.print("the model names no classes; there are 1,000, so the names are ImageNet-1k's", style="dim")
 

@@ -13,6 +13,8 @@ import tyro
 from vitreous.training.config import TrainConfig
 from vitreous.training.recipes import RECIPES, recipe
 
+NOT_CHOSEN = ("start", "out", "wandb", "patience", "data_dir", "beside")  # what stays open where it is not given
+
 
 def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     """The command. What its flags default to depends on the recipe, or on the run that is resumed."""
@@ -71,6 +73,7 @@ def _flags(group: Any) -> Any:
     for one in fields(group):
         value = getattr(group, one.name)
         argument = tyro.conf.arg(
+            name="from" if one.name == "start" else None,  # which no field of Python's can be called
             metavar=_word(hints[one.name]),
             help=texts[one.name],
             help_behavior_hint=_hint(one, value),
@@ -106,7 +109,7 @@ def _word(hint: Any) -> str | None:
 
 def _hint(one: Field[Any], value: Any) -> str:
     if value is None:
-        return "" if one.name in ("out", "wandb", "patience", "data_dir") else "(by the data)"
+        return "" if one.name in NOT_CHOSEN else "(by the data)"
     return f"(default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})" if value != () else ""
 
 

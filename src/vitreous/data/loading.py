@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -230,16 +231,25 @@ class Cut:
     held: Held | None
     crop: Crop
 
-    def __call__(self, rows: Tensor, keys: Tensor) -> Tensor:
-        held, size, options = self.held, self.crop.size, self.crop.options
+    def __call__(self, rows: Tensor, keys: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+        """`size`: of the pixels, where it is not the one that they were read for."""
+        held, whole, options = self.held, self.crop.size, self.crop.options
         if held is None:
-            return rows
+            return resized(rows, size or whole)
         if options.crop == 1:  # held as they are shown
-            pixels = held.whole(rows, size)
-            return torch.where(flips(keys, options)[:, None, None, None], pixels.flip(3), pixels)
-        sizes = held.sizes[rows]
+            pixels = held.whole(rows, whole)
+            pixels = torch.where(flips(keys, options)[:, None, None, None], pixels.flip(3), pixels)
+            return resized(pixels, size or whole)
+        sizes, size = held.sizes[rows], size or whole
         boxes = crop_boxes(keys, sizes[:, 0], sizes[:, 1], size[1] / size[0], options)
         return held.crops(rows, boxes, flips(keys, options), size)
+
+
+def resized(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images (B, C, H, W) at another size, antialiased."""
+    if tuple(pixels.shape[2:]) == size:
+        return pixels
+    return F.interpolate(pixels.float(), size, mode="bilinear", antialias=True, align_corners=False)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Names to configs: "B/16", "R50+B/16", "BiT-R50x1", "DINOv2-S/14"."""
+"""Names to configs: "B/16", "R50+B/16", "BiT-R50x1", "DINOv2-S/14", "vitreous-mini"."""
 
 from dataclasses import fields
 from difflib import get_close_matches
@@ -23,6 +23,18 @@ VARIANTS: dict[str, dict[str, int]] = {
     "G": {"width": 1664, "depth": 48, "heads": 16, "mlp_dim": 8192},
     # DINOv2's own giant: neither g nor G.
     "giant": {"width": 1536, "depth": 40, "heads": 24, "mlp_dim": 4096},
+}
+# Of the checkpoint that comes with the package.
+MINI: dict[str, Any] = {
+    "width": 192,
+    "depth": 8,
+    "heads": 3,
+    "mlp_dim": 768,
+    "patch_size": 8,
+    "image_size": 96,
+    "pool": "gap",
+    "position": "sincos-2d",
+    "num_classes": 20,
 }
 # Name, variant, patch on the feature map, units per stage. The stride that a name tells is 16 or 32; R+Ti/16's is 32.
 HYBRIDS: list[tuple[str, str, int, tuple[int, ...]]] = [
@@ -58,6 +70,7 @@ def _build() -> dict[str, tuple[type[ViTConfig] | type[BiTConfig], dict[str, Any
         }
         zoo[f"DINOv2-{variant}/14"] = (ViTConfig, fields_)
         zoo[f"DINOv2-{variant}/14-reg"] = (ViTConfig, {**fields_, "registers": 4, "resample": "dinov2-registers"})
+    zoo["vitreous-mini"] = (ViTConfig, MINI)
     return zoo
 
 

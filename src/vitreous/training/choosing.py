@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -15,7 +15,9 @@ from vitreous.models import zoo
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, plain
+from vitreous.training import starting
 from vitreous.training.config import TrainConfig
+from vitreous.training.starting import Start
 
 LOOKED_AT = 64  # images whose size is looked up
 
@@ -37,6 +39,7 @@ class Facts:
     side: int  # the median of the short sides
     shape: tuple[int, int] | None  # (height, width), where all are alike
     several: bool  # labels for each image
+    start: Start | None = None  # what the model is told by, where it begins with weights
 
     @property
     def tiny(self) -> bool:
@@ -48,7 +51,7 @@ class Facts:
         return self.channels == 1 and self.side <= 64
 
 
-def facts(data: DataSet) -> Facts:
+def facts(data: DataSet, start: Start | None = None) -> Facts:
     sizes = list(_sizes(data.train))
     return Facts(
         len(data.train),
@@ -57,6 +60,7 @@ def facts(data: DataSet) -> Facts:
         int(median(min(size) for size in sizes)),
         sizes[0] if len(set(sizes)) == 1 else None,
         data.multi_label,
+        start,
     )
 
 
@@ -105,17 +109,27 @@ def _objective(config: TrainConfig, known: Facts) -> Rules:
 
 def _model(config: TrainConfig, known: Facts) -> Rules:
     given = config.architecture
-    if given.model is None:
+    if known.start is not None:
+        height, width = _pair(known.start.model.image_size)
+        yield "image_size", height if height == width else (height, width), f"that of {known.start.name}"
+    elif given.model is None:
         yield from _unnamed_model(config, known)
     else:
-        step = _step(zoo.config(given.model, **({"patch_size": given.patch_size} if given.patch_size else {})))
+        patch = {} if given.patch_size is None else {"patch_size": given.patch_size, "remainder": "crop"}
+        step = _step(zoo.config(given.model, **patch))  # whether it divides the model's usual size does not matter
         size = max(1, round(max(4 * step, min(224, known.side)) / step)) * step
         yield "image_size", size, f"the images have about {known.side} px, and the model cuts them by {step}"
-    if not (given.model or "").startswith("BiT"):
+    if not _is_bit(config, known):
         deep = known.images >= 20_000
         rests = "many epochs over one set" if deep else f"{known.images:,} images: every block is needed"
         yield "stochastic_depth", 0.1 if deep else 0.0, rests
         yield "dropout", 0.0, "augmentation does more"
+
+
+def _is_bit(config: TrainConfig, known: Facts) -> bool:
+    if known.start is not None:
+        return isinstance(known.start.model, BiTConfig)
+    return (config.architecture.model or "").startswith("BiT")
 
 
 def _unnamed_model(config: TrainConfig, known: Facts) -> Rules:
@@ -198,9 +212,14 @@ def _length(config: TrainConfig, known: Facts) -> Rules:
     table = ((2_000, 100, 32), (10_000, 100, 64), (100_000, 100, 128), (500_000, 100, 512), (None, 90, 1024))
     epochs, batch = next((e, b) for limit, e, b in table if limit is None or known.images < limit)
     yield "batch_size", min(batch, known.images), f"makes {-(-known.images // batch):,} steps of an epoch"
-    yield "duration", f"{epochs} epochs", f"{known.images:,} images, each seen {epochs} times in another guise"
+    if known.start is None:
+        yield "duration", f"{epochs} epochs", f"{known.images:,} images, each seen {epochs} times in another guise"
+    else:
+        epochs = 30 if known.images < 10_000 else 20 if known.images < 100_000 else 10
+        yield "duration", f"{epochs} epochs", f"{known.start.name} has learnt to see already"
     yield "schedule", "cosine", "the learning rate needs no tuning of its own shape"
-    yield "warmup", "10%", "attention starts without a clue"
+    clueless = "attention starts without a clue" if known.start is None else "the new head starts without a clue"
+    yield "warmup", "10%", clueless
 
 
 def _augmentation(config: TrainConfig, known: Facts) -> Rules:
@@ -229,19 +248,30 @@ def _augmentation(config: TrainConfig, known: Facts) -> Rules:
 
 
 def _optimiser(config: TrainConfig, known: Facts) -> Rules:
-    bit = (config.architecture.model or "").startswith("BiT")
     yield "optimiser", "adamw", "the most forgiving one"
     kind, batch = config.optimiser.optimiser or "adamw", config.schedule.batch_size or 128
-    lr = 0.03 if kind == "sgd" else 2e-3 if (config.architecture.width or 192) <= 128 and not bit else 1e-3
+    lr, why = _rate(config, known, kind), f"{kind} at a batch of {batch:,}"
     lr = lr if batch <= 512 else lr * (batch / 512) ** 0.5
-    yield "lr", float(f"{lr:.3g}"), f"{kind} at a batch of {batch:,}"
+    yield "lr", float(f"{lr:.3g}"), why if known.start is None else f"{why}, low enough to keep what was learnt before"
     yield "weight_decay", 1e-4 if kind == "sgd" else 0.05, f"usual for {kind}"
     yield "ema", 0.999 if known.images >= 2_000 else 0.99, "a mean of the last steps, for nothing"
 
 
+def _rate(config: TrainConfig, known: Facts, kind: str) -> float:
+    """The learning rate for batches of up to 512."""
+    if known.start is not None:
+        wide = isinstance(known.start.model, BiTConfig) or known.start.model.width > 384
+        return 0.01 if kind == "sgd" else 1e-4 if wide else 3e-4
+    small = (config.architecture.width or 192) <= 128 and not _is_bit(config, known)
+    return 0.03 if kind == "sgd" else 2e-3 if small or kind == "lamb" else 1e-3
+
+
 def model_config(config: TrainConfig, known: Facts) -> ViTConfig | BiTConfig:
     """The config of the model that this run trains."""
-    given = {name: value for name, value in vars(config.architecture).items() if value is not None and name != "model"}
+    if known.start is not None:
+        return starting.model_config(known.start, config.architecture)
+    own = {name: value for name, value in vars(config.architecture).items() if name not in ("start", "model")}
+    given = {name: value for name, value in own.items() if value is not None}
     name = config.architecture.model or ""
     return zoo.config(name, num_classes=known.classes, channels=known.channels, **given)
 
@@ -251,12 +281,10 @@ def preprocessing(config: TrainConfig, known: Facts) -> Preprocessing:
     size, crop = config.architecture.image_size, config.augmentation.crop
     assert size is not None
     assert crop is not None
-    whole = plain(size, known.channels)
-    if crop == 1:
-        return whole
+    shown = plain(size, known.channels)
+    if known.start is not None:  # pixels are on the scale that its weights know
+        shown = replace(shown, mean=known.start.preprocessing.mean, std=known.start.preprocessing.std)
     height, width = _pair(size)
-    if height != width:  # the short side alone would leave a rectangle with black edges
-        return whole
-    resize = round(height / 0.875) if height >= 128 else height
-    half = (0.5,) * known.channels
-    return Preprocessing(size, resize, mean=half, std=half)
+    if crop == 1 or height != width:  # the short side alone would leave a rectangle with black edges
+        return shown
+    return replace(shown, resize=round(height / 0.875) if height >= 128 else height)

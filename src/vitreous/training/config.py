@@ -19,8 +19,10 @@ DURATIONS = ("duration", "warmup", "cooldown", "rsqrt_timescale", "evaluate_ever
 
 @dataclass(frozen=True)
 class Architecture:
-    """The model. What is not given is the named model's own; without a name, it is chosen by the data."""
+    """The model: that of `start`, or of a name. What is not given is its own; without either, the data decides."""
 
+    start: str | None = None
+    """Weights to begin with: a checkpoint of any dialect, a run directory, vitreous-mini, hf://owner/name."""
     model: str | None = None
     """A name that `vitreous models` lists: Ti/16, S/16, R50+B/16, BiT-R50x1 ..."""
     image_size: int | tuple[int, int] | None = None
@@ -39,6 +41,10 @@ class Architecture:
     """What the head looks at: a class token, the mean of the patches, or their attention pooling."""
     position: Literal["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"] | None = None
     """How patches are told their place."""
+    representation_size: int | None = None
+    """Numbers in a hidden layer (tanh) under the head, as in the paper's pre-training."""
+    head_bias: float | None = None
+    """What the head's biases start at; with many classes and a sigmoid loss, -10."""
     registers: int | None = None
     """Tokens of no place, beside the patches."""
     layer_scale: float | None = None
@@ -67,10 +73,10 @@ class Objective:
 class Optimiser:
     """How the weights are changed."""
 
-    optimiser: Literal["adamw", "sgd", "muon"] | None = None
-    """Muon: for the matrices of the encoder's blocks, with AdamW for the rest."""
+    optimiser: Literal["adamw", "sgd", "muon", "lamb"] | None = None
+    """Muon: for the matrices of the encoder's blocks, with AdamW for the rest. LAMB: for large batches."""
     lr: float | None = None
-    """The highest learning rate, that of AdamW or SGD."""
+    """The highest learning rate, that of AdamW, SGD or LAMB."""
     muon_lr: float = 0.02
     """The highest learning rate of Muon's matrices."""
     weight_decay: float | None = None
@@ -80,7 +86,7 @@ class Optimiser:
     muon_momentum: float = 0.95
     """Of Muon, for the same matrices."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW."""
+    """Of AdamW and LAMB."""
     clip: float | None = 1.0
     """The greatest norm of the whole gradient; None: whatever it is."""
     layer_decay: float = 1.0
@@ -109,6 +115,8 @@ class Schedule:
     """What cosine, linear and cool-down end at, as a share of the highest."""
     rsqrt_timescale: Duration = "10%"
     """Of rsqrt: how long the learning rate takes to fall to 1/sqrt(2)."""
+    progressive: tuple[str, ...] = ()
+    """PX@DURATION: smaller images first. "16@40%" "24@30%": 16 px for 40% of the run, 24 for 30%, then the full size."""
     batch_size: int | None = None
     """Images of one step, all processes together."""
     micro_batch: int | None = None
@@ -143,6 +151,8 @@ class Run:
     """Write TensorBoard's event files too."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
+    beside: str | None = None
+    """Another run directory, whose curve and result the report shows beside this run's."""
     profile: bool = False
     """Write a trace of a few steps, for Perfetto or chrome://tracing, to profile.json."""
 

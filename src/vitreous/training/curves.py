@@ -14,6 +14,7 @@ from vitreous.training.charts import Chart, Kind, Line, Numbers, smooth
 Record = dict[str, Any]
 SMOOTH_FROM = 40  # points of a curve; fewer are drawn as they are
 WIDE = 20.0  # the ratio of losses from which their scale is logarithmic
+STYLES: tuple[Literal["val", "other"], ...] = ("val", "other")  # of two runs that are compared
 LARGEST = 1e30  # what is beyond is as good as infinite
 
 
@@ -66,9 +67,7 @@ def column(records: Sequence[Record], key: str) -> Numbers:
 
 def charts(history: History) -> list[Chart]:
     """Loss, accuracy, and what drove them; those that have something to show."""
-    metric, name = ("top1", "Accuracy")
-    if any(not np.isnan(column(group, "map")).all() for group in history.evaluations.values()):
-        metric, name = ("map", "Mean average precision")
+    metric, name = _metric(history)
     found = [
         _chart(history, "Loss", "loss", "loss"),
         _chart(history, name, "accuracy" if metric == "top1" else metric, metric, "percent"),
@@ -78,6 +77,31 @@ def charts(history: History) -> list[Chart]:
         _chart(history, "Time spent waiting for data", "data_wait", kind="percent"),
     ]
     return [chart for chart in found if any(np.isfinite(line.y).any() for line in chart.lines)]
+
+
+def compared(names: Sequence[str], histories: Sequence[History]) -> list[Chart]:
+    """How each of two runs was evaluated, by the weights of its best evaluation."""
+    metric, title = _metric(histories[0])
+    x_name: Literal["epoch", "step"] = "epoch" if all(h.x_name == "epoch" for h in histories) else "step"
+    shown: list[tuple[str, Literal["val", "other"], Sequence[Record]]] = []
+    for name, style, history in zip(names, STYLES, histories, strict=True):
+        if best := best_evaluation(history, metric):
+            shown.append((name, style, history.evaluations[best[1:3]]))
+
+    def chart(title: str, key: str, kind: Kind) -> Chart:
+        lines = [Line(name, style, column(group, x_name), column(group, key)) for name, style, group in shown]
+        return Chart(title, x_name, lines, kind, bool(lines) and key == "loss" and _spans(lines))
+
+    return [
+        chart(f"{title} on validation images", metric, "percent"),
+        chart("Loss on validation images", "loss", "number"),
+    ]
+
+
+def _metric(history: History) -> tuple[str, str]:
+    """What the answers are measured by, and its name."""
+    several = any(not np.isnan(column(group, "map")).all() for group in history.evaluations.values())
+    return ("map", "Mean average precision") if several else ("top1", "Accuracy")
 
 
 def best_evaluation(history: History, key: str) -> tuple[float, str, str, Record] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from vitreous.training.optimisers import Optimisers, clip_
 from vitreous.training.world import World
 
 
+VERSIONS = 64  # of one compiled function: models and image sizes that one process may train
+
+
 @dataclass(frozen=True)
 class Preparation:
     """From what the loader gives to what the model is trained on."""
@@ -33,8 +36,11 @@ class Preparation:
     std: Tensor
     loss: Loss
 
-    def __call__(self, rows: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        images = augment(self.cut(rows, keys), keys, self.options)
+    def __call__(
+        self, rows: Tensor, labels: Tensor, keys: Tensor, size: tuple[int, int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`size`: of the images, where it is not the model's."""
+        images = augment(self.cut(rows, keys, size), keys, self.options)
         if self.options.mixup or self.options.cutmix:
             images, labels = mix(images, self.loss.prepared(labels), keys, self.options)
         return images.div(255).sub(self.mean).div(self.std), labels
@@ -65,7 +71,8 @@ class Engine:
     ):
         self.model, self.loss, self.optimisers, self.ema = model, loss, optimisers, ema
         self.paired = bool(prepare.options.mixup or prepare.options.cutmix)
-        self.prepare: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = prepare
+        self.prepare: Callable[..., tuple[Tensor, Tensor]] = prepare
+        self.size: tuple[int, int] | None = None  # of the images that are shown; None: the model's
         self.clip, self.micro_batch, self.precision = clip, micro_batch, precision
         self.device = next(model.parameters()).device
         self.forward: Callable[[Tensor], Tensor] = model
@@ -75,15 +82,23 @@ class Engine:
 
     def compile(self) -> None:
         """Forward, backward and preparation as fused kernels. Where the compiler fails, eager goes on, with a word."""
-        self.forward = self._guarded(torch.compile(self.model), self.model, "the model")
-        self.prepare = self._guarded(torch.compile(self.prepare), self.prepare, "augmentation")
+        # All ViTs of a process share the code of a block: more than the usual 8 versions of it are no mistake.
+        limit = torch._dynamo.config.recompile_limit
+        torch._dynamo.config.recompile_limit = max(limit, VERSIONS)
+        self.forward = self._guarded(compiled_by_parts(self.model), eagerly(self.model), "the model")
+        self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare, "augmentation")
         self.records = self.device.type == "cuda"
+
+    def show(self, size: tuple[int, int] | None) -> None:
+        """From now on the model is trained on images of this size; None: its own."""
+        if size != self.size:
+            self.size, self.recorded = size, None
 
     def _guarded(self, compiled: Any, plain: Any, what: str) -> Any:
         """The compiled function; should it fail, the plain one from then on."""
         state = {"use": compiled}
 
-        def call(*arguments: Tensor) -> Any:
+        def call(*arguments: Any) -> Any:
             try:
                 return state["use"](*arguments)
             except (torch.OutOfMemoryError, VitreousError):
@@ -104,7 +119,7 @@ class Engine:
     def predict(self, images: Tensor) -> Tensor:
         """For evaluation: not compiled, since a second graph would take longer to make than it would save."""
         with self.autocast():
-            logits: Tensor = self.model(images)
+            logits: Tensor = eagerly(self.model)(images)
             return logits
 
     def step(self, batch: Batch, number: int, batch_size: int, world: World) -> Stepped:
@@ -164,7 +179,7 @@ class Engine:
         return run(rows, labels, keys)
 
     def _forward_backward(self, rows: Tensor, labels: Tensor, keys: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-        images, targets = self.prepare(rows, labels, keys)
+        images, targets = self.prepare(rows, labels, keys, self.size)
         key_drops(self.model, keys)
         with self.autocast():
             logits = self.forward(images)
@@ -192,3 +207,26 @@ class Engine:
             f"out of memory: passes of {self.micro_batch} images from now on, more of them for each step; the results"
             " are the same to rounding"
         )
+
+
+def compiled_by_parts(model: nn.Module) -> nn.Module:
+    """The model with its blocks compiled, once for all of them: they differ in their weights alone. What is between
+    them is too little to wait for. A network without blocks is compiled whole."""
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        return cast(nn.Module, torch.compile(model, dynamic=False))
+    backbone = getattr(model, "backbone", None)
+    for part in [*blocks, *([] if backbone is None else [backbone])]:
+        part.compile(dynamic=False)
+    return model
+
+
+def eagerly(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The model without what was compiled of it."""
+
+    def call(images: Tensor) -> Tensor:
+        with torch.compiler.set_stance("force_eager"):
+            output: Tensor = model(images)
+            return output
+
+    return call

@@ -34,7 +34,7 @@ class Feed:
 
 def feed(data: DataSet, plan: Plan, world: World, teller: Teller) -> Feed:
     """Read every image once. Too many bad ones stop the run here."""
-    channels, size, workers = plan.known.channels, plan.size, workers_of(plan, data)
+    channels, size, workers = plan.model.channels, plan.size, workers_of(plan, data)
     options = plan.config.augmentation
     prepare = Prepare(plan.preprocessing)
     whole = Prepare(plain(size, channels)) if options.crop == 1 else None
@@ -77,7 +77,7 @@ def workers_of(plan: Plan, data: DataSet) -> int:
 def _look(
     source: Source, read: Read, plan: Plan, workers: int, tick: Callable[[int], None], hold: bool = True
 ) -> Survey:
-    array, channels = source.array, plan.known.channels
+    array, channels = source.array, plan.model.channels
     exact = isinstance(read, Prepare)
     hold = hold and _fits(source, read, plan)
     if array is not None:
@@ -97,7 +97,7 @@ def _fits(source: Source, read: Read, plan: Plan) -> bool:
     wish = plan.config.reading.hold
     if wish != "auto":
         return wish == "always"
-    pixels = plan.size[0] * plan.size[1] * plan.known.channels
+    pixels = plan.size[0] * plan.size[1] * plan.model.channels
     each = pixels if isinstance(read, Prepare) else pixels * SPARE**2 * 1.4  # photographs are longer than wide
     return len(source) * each < SHARE * free_memory(plan.device)
 

@@ -137,6 +137,7 @@ class Loop:
         self._name_bad(batch.bad)
         engine.model.train()
         engine.optimisers.set_factor(self.plan.schedule(progress.step))
+        engine.show(self.plan.size_at(progress.step))
         stepped = engine.step(batch, progress.step, self.plan.batch_size, self.world)
         window.steps.append((progress.step, stepped))
         progress.step += 1

@@ -1,11 +1,12 @@
-"""Who changes the weights: AdamW, SGD, or Muon with AdamW beside it; and with which learning rate for which parameter.
+"""Who changes the weights: AdamW, SGD, LAMB, or Muon with AdamW beside it; and with which learning rate for which.
 
-Weight decay is AdamW's everywhere: each step takes lr x decay of a weight away, apart from gradients and momentum.
+Weight decay is AdamW's everywhere but in LAMB: each step takes lr x decay of a weight away, apart from gradients and
+momentum.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 from vitreous.errors import VitreousError
 from vitreous.models import BiT, VisionTransformer
 from vitreous.training import config
+from vitreous.training.lamb import Lamb
 from vitreous.training.muon import Muon
 from vitreous.training.parameters import decays, freeze_, last_layer, layer_of, multipliers, muon_matrices
 
-__all__ = ["Muon", "Optimisers", "Sgd", "build", "clip_", "layer_of"]
+__all__ = ["Lamb", "Muon", "Optimisers", "Sgd", "build", "clip_", "layer_of"]
 
-READ_BY = {"momentum": ("sgd",), "betas": ("adamw", "muon"), "muon_lr": ("muon",), "muon_momentum": ("muon",)}
+KINDS = get_args(get_args(get_type_hints(config.Optimiser)["optimiser"])[0])
+READ_BY = {"momentum": ("sgd",), "betas": ("adamw", "muon", "lamb"), "muon_lr": ("muon",), "muon_momentum": ("muon",)}
 
 
 class Sgd(torch.optim.SGD):
@@ -58,7 +61,7 @@ class Optimisers:
 
     @property
     def learning_rate(self) -> float:
-        """That of AdamW or SGD before multipliers, to show."""
+        """That of AdamW, SGD or LAMB before multipliers, to show."""
         return self._lr * self._factor
 
 
@@ -74,22 +77,28 @@ def build(model: VisionTransformer | BiT, options: config.Optimiser, fused: bool
     factors = multipliers(trained, options.lr_multipliers)
     last = last_layer(model)
 
-    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}  # by learning rate, decay and parts; 0: not Muon's
+    # By learning rate, decay, parts (0: not Muon's), and whether decay is for them at all, be it 0.
+    groups: dict[tuple[float, float, int, bool], list[nn.Parameter]] = {}
     for name, p in trained.items():
         factor = factors[name] * options.layer_decay ** (last - layer_of(name, model))
         highest = (options.muon_lr if name in matrices else lr) * factor
-        groups.setdefault((highest, decay if decays(name, p) else 0.0, matrices.get(name, 0)), []).append(p)
+        matrix = decays(name, p)
+        groups.setdefault((highest, decay if matrix else 0.0, matrices.get(name, 0), matrix), []).append(p)
     muon = [
         {"params": ps, "lr": r, "initial_lr": r, "weight_decay": d, "parts": parts}
-        for (r, d, parts), ps in groups.items()
+        for (r, d, parts, _), ps in groups.items()
         if parts
     ]
-    rest = [{"params": ps, "lr": r, "initial_lr": r, "decay": d} for (r, d, parts), ps in groups.items() if not parts]
+    rest = [
+        {"params": ps, "lr": r, "initial_lr": r, "decay": d, "matrix": matrix}
+        for (r, d, parts, matrix), ps in groups.items()
+        if not parts
+    ]
 
     fused = all(p.is_cuda for p in trained.values()) if fused is None else fused
     optimisers: list[torch.optim.Optimizer] = []
     if rest:
-        optimisers.append(_sgd(rest, options, fused) if options.optimiser == "sgd" else _adamw(rest, options, fused))
+        optimisers.append({"sgd": _sgd, "lamb": _lamb}.get(options.optimiser or "", _adamw)(rest, options, fused))
     if muon:
         optimisers.append(Muon(muon, momentum=options.muon_momentum))
     return Optimisers(optimisers, list(trained.values()), lr)
@@ -128,6 +137,11 @@ def _sgd(groups: list[dict[str, Any]], options: config.Optimiser, fused: bool) -
     return sgd
 
 
+def _lamb(groups: list[dict[str, Any]], options: config.Optimiser, fused: bool) -> torch.optim.Optimizer:
+    groups = [{"weight_decay": group.pop("decay"), "scaled": group.pop("matrix"), **group} for group in groups]
+    return Lamb(groups, betas=options.betas)
+
+
 def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimiser.param_groups for p in group["params"]]
 
@@ -143,8 +157,8 @@ def _matrices(model: VisionTransformer | BiT, trained: dict[str, nn.Parameter]) 
 def _check(options: config.Optimiser) -> None:
     """Every number in its range, and none that the optimiser would not look at."""
     kind = options.optimiser
-    if kind not in ("adamw", "sgd", "muon"):
-        raise VitreousError(f"optimiser = {kind!r}: expected adamw, sgd or muon")
+    if kind not in KINDS:
+        raise VitreousError(f"optimiser = {kind!r}: expected {_words(KINDS, 'or')}")
     for name in ("lr", "muon_lr", "layer_decay"):
         _require(options, name, lambda x: 0 < x < math.inf, "a positive number")
     _require(options, "layer_decay", lambda x: x <= 1, "at most 1, which is the same learning rate for all layers")
@@ -156,7 +170,11 @@ def _check(options: config.Optimiser) -> None:
     defaults = config.Optimiser()
     for name, readers in READ_BY.items():
         if kind not in readers and (value := getattr(options, name)) != getattr(defaults, name):
-            raise VitreousError(f"{name} = {value!r}: an option of {' and '.join(readers)}, not of {kind}")
+            raise VitreousError(f"{name} = {value!r}: an option of {_words(readers, 'and')}, not of {kind}")
+
+
+def _words(names: Sequence[str], last: str) -> str:
+    return f" {last} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _require(options: config.Optimiser, name: str, holds: Any, expected: str) -> None:

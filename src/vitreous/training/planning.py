@@ -11,6 +11,7 @@ import torch
 from vitreous.data.sampling import Stream
 from vitreous.data.sources import DataSet
 from vitreous.errors import VitreousError
+from vitreous.models.checks import pair
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build
@@ -19,6 +20,7 @@ from vitreous.training import choosing, durations, losses, optimisers, schedules
 from vitreous.training.choosing import Choice, Facts
 from vitreous.training.config import TrainConfig
 from vitreous.training.hardware import be_deterministic, free_memory, pick_device, pick_precision, training_memory
+from vitreous.training.starting import Start
 from vitreous.training.telling import sizes
 from vitreous.training.world import World
 
@@ -42,6 +44,7 @@ class Plan:
     micro_batch: int
     memory: int  # bytes of a step, about
     schedule: Callable[[int], float]
+    stages: tuple[tuple[int, tuple[int, int]], ...]  # of progressive training: before which step, at which size
     notes: tuple[str, ...]
 
     @property
@@ -54,10 +57,14 @@ class Plan:
         assert isinstance(size, tuple)
         return size
 
+    def size_at(self, step: int) -> tuple[int, int] | None:
+        """Of the images that a step is shown; None: the model's."""
+        return next((size for last, size in self.stages if step < last), None)
 
-def plan(data: DataSet, config: TrainConfig, world: World, again: bool = False) -> Plan:
-    """`again`: of a run that is resumed, whose fields were all settled when it began."""
-    known = choosing.facts(data)
+
+def plan(data: DataSet, config: TrainConfig, world: World, start: Start | None = None, again: bool = False) -> Plan:
+    """`start`: the model that it begins with. `again`: of a run that is resumed, whose fields were all settled then."""
+    known = choosing.facts(data, start)
     given = config
     config, choices = choosing.choose(config, known)
     check(config, data, world)
@@ -72,7 +79,7 @@ def plan(data: DataSet, config: TrainConfig, world: World, again: bool = False) 
     steps = durations.whole_run(config.schedule.duration or "", batch_size=batch, images=images)
     schedule = schedules.build(config.schedule, steps, batch, images)
     _try_out(config, data, model, known)
-    copies = {"sgd": 3, "muon": 4}.get(config.optimiser.optimiser or "", 4) + bool(config.optimiser.ema)
+    copies = (3 if config.optimiser.optimiser == "sgd" else 4) + bool(config.optimiser.ema)
     micro, memory, tight = _passes(config, model, precision, copies, device)
     return Plan(
         config,
@@ -88,7 +95,8 @@ def plan(data: DataSet, config: TrainConfig, world: World, again: bool = False) 
         micro,
         memory,
         schedule,
-        tuple(text for text in (note, tight) if text),
+        _stages(config, model, steps, batch, images),
+        tuple(text for text in (note, tight, *(start.guesses if start else ())) if text),
     )
 
 
@@ -99,6 +107,31 @@ def _try_out(config: TrainConfig, data: DataSet, model: ViTConfig | BiTConfig, k
         optimisers.build(build(model), config.optimiser, fused=False)
     Stream(known.images, 0, data.train.labels if config.reading.balanced else None)
     sinks.check(config.run.tensorboard, config.run.wandb)
+
+
+def _stages(
+    config: TrainConfig, model: ViTConfig | BiTConfig, steps: int, batch: int, images: int
+) -> tuple[tuple[int, tuple[int, int]], ...]:
+    """Of progressive training: before which step images have which size."""
+    stages: list[tuple[int, tuple[int, int]]] = []
+    last, full = 0, pair(model.image_size)
+    for text in config.schedule.progressive:
+        side, _, length = text.partition("@")
+        if not side.isdecimal() or not length:
+            raise VitreousError(f"progressive = {text!r}: expected PX@DURATION, such as 24@50%")
+        last += durations.steps(length, batch_size=batch, images=images, total_steps=steps, name="progressive")
+        size = (int(side), round(int(side) * full[1] / full[0]))
+        if not 0 < size[0] < full[0]:
+            raise VitreousError(f"progressive = {text!r}: expected less than the {full[0]} px of the model's images")
+        if isinstance(model, ViTConfig):
+            try:
+                model.grid_at(size)
+            except VitreousError as error:
+                raise VitreousError(f"progressive = {text!r}: {error}") from error
+        stages.append((last, size))
+    if stages and last >= steps:
+        raise VitreousError(f"progressive = {' '.join(config.schedule.progressive)!r}: nothing is left for {full[0]} px")
+    return tuple(stages)
 
 
 def _every(config: TrainConfig, steps: int, batch: int, images: int) -> int:

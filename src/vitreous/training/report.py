@@ -20,9 +20,11 @@ from PIL import Image
 
 from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result
-from vitreous.training.charts import draw, text
-from vitreous.training.curves import History, best_evaluation, charts, column, number
+from vitreous.training.beside import Ran
+from vitreous.training.charts import draw, swatch, text
+from vitreous.training.curves import STYLES, History, best_evaluation, charts, column, compared, number
 from vitreous.training.report_classes import COUNTED, bar, class_table, confusions, share
+from vitreous.training.telling import times
 from vitreous.weights.files import replacing
 
 LARGEST_SIDE = 224  # pixels of a picture in the page; larger ones are shrunk
@@ -61,6 +63,7 @@ class Report:
     notes: Sequence[str]
     next_steps: Sequence[str]  # commands
     links: Sequence[tuple[str, str]] = ()  # title, and a file beside the page
+    runs: Sequence[Ran] = ()  # this one and another, to be compared
 
 
 def write_report(path: Path, report: Report) -> None:
@@ -103,6 +106,7 @@ def _sections(report: Report, history: History) -> list[tuple[str, str, str]]:
     result, split = report.result, text(report.split)
     return [
         ("Notes", "Notes", _items(report.notes)),
+        ("Comparison", "Side by side", _comparison(report.runs)),
         ("Curves", "Curves", _curves(history)),
         ("Confusions", f"Confusions on {split}", confusions(result, report.classes) if result else ""),
         ("Classes", f"Classes on {split}", class_table(result, report.classes) if result else ""),
@@ -147,6 +151,43 @@ def _shares(result: Result) -> list[tuple[float, str]]:
     if result.balanced is not None and abs(result.balanced - (result.top1 or 0.0)) >= 0.005:
         shares.append((result.balanced, "mean recall"))
     return [(value, name) for value, name in shares if value is not None]
+
+
+def _comparison(runs: Sequence[Ran]) -> str:
+    """Two runs in one table, and their evaluations on the same axes."""
+    if not runs:
+        return ""
+    histories = [History.of(run.records) for run in runs]
+    metric = "mAP" if any(best_evaluation(history, "map") for history in histories) else "accuracy"
+    told = [
+        (*_reached(run, history), *_length(history), run.began) for run, history in zip(runs, histories, strict=True)
+    ]
+    heads = "".join(
+        f'<th class="name">{swatch(style)} {text(run.name)}</th>' for run, style in zip(runs, STYLES, strict=True)
+    )
+    rows = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{text(cell)}</td>" for cell in cells)}</tr>\n'
+        for name, cells in zip((metric, "of", "epochs", "time", "began with"), zip(*told, strict=True), strict=True)
+    )
+    table = f'<table class="runs"><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    drawn = "".join(draw(chart) for chart in compared([run.name for run in runs], histories))
+    return f'{table}<div class="charts">{drawn}</div>'
+
+
+def _reached(run: Ran, history: History) -> tuple[str, str]:
+    """What it came to, and on which images; of a run that has not ended, the best so far."""
+    if run.result is not None:
+        value = run.result.top1 if run.result.top1 is not None else run.result.map
+        return ("-" if value is None else share(value)), f"{run.result.images:,} {run.split} images"
+    best = best_evaluation(history, "top1") or best_evaluation(history, "map")
+    return (share(best[0]), f"{best[1]} images, the best so far") if best else ("-", "nothing yet")
+
+
+def _length(history: History) -> tuple[str, str]:
+    """Epochs and time, as far as it has come."""
+    last = history.train[-1] if history.train else {"epoch": 0, "seconds": 0}
+    epoch, seconds = number(last, "epoch"), number(last, "seconds")
+    return ("-" if math.isnan(epoch) else _number(epoch)), ("-" if math.isnan(seconds) else times(seconds))
 
 
 def _curves(history: History) -> str:

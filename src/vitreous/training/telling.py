@@ -97,6 +97,13 @@ class _Bar(Progress):
             yield Text(self.numbers, overflow="ellipsis", no_wrap=True)
 
 
+def times(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def sizes(count: float) -> str:
     """Bytes for people."""
     for unit in ("B", "KiB", "MiB"):

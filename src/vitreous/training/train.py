@@ -23,9 +23,11 @@ from vitreous.evaluation.extremes import Example, Extremes
 from vitreous.evaluation.metrics import Result, Scores, result_from_json
 from vitreous.models.checks import pair
 from vitreous.models.cost import cost
+from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build
-from vitreous.training import losses, optimisers, state
+from vitreous.training import beside, losses, optimisers, starting, state
+from vitreous.training.beside import Ran
 from vitreous.training.config import TrainConfig
 from vitreous.training.ema import Ema
 from vitreous.training.engine import Engine, Preparation
@@ -38,13 +40,15 @@ from vitreous.training.planning import Plan, plan
 from vitreous.training.report import Picture, Report, write_report
 from vitreous.training.signals import Stopped
 from vitreous.training.sinks import Sink, TensorBoard, WeightsAndBiases
-from vitreous.training.telling import Teller, sizes
+from vitreous.training.starting import Start
+from vitreous.training.telling import Teller, sizes, times
 from vitreous.training.world import World
 from vitreous.weights.files import dump_json, read_json, replacing
 from vitreous.weights.load import load
+from vitreous.weights.places import State
 
 SHOWN = 12  # best and worst predictions in the report
-FREE = ("workers", "device", "max_bad", "save_minutes", "tensorboard", "wandb", "profile", "data_dir")
+FREE = ("workers", "device", "max_bad", "save_minutes", "tensorboard", "wandb", "beside", "profile", "data_dir")
 """Fields that may be others when a run is resumed: none changes what it computes. Any device of the same kind."""
 
 
@@ -74,7 +78,10 @@ def train(
         raise VitreousError("out: several processes have to be told of one run directory")
     opened = open_data(name, config.reading)
     folder = RunFolder.named(config.run.out, opened.name)
-    made = plan(opened, config, world)
+    if config.run.beside is not None:
+        beside.opened(config.run.beside, opened.classes, folder)
+    start, weights = _beginning(config, opened)
+    made = plan(opened, config, world, start)
     _introduce(opened, made, teller)
     fed = feed(opened, made, world, teller)
     description = {
@@ -82,13 +89,15 @@ def train(
         "data": anchored(name),
         "config": _stored(made.config, fed).flat(),
         "choices": [asdict(choice) for choice in made.choices],
+        "start": start.to_json() if start else None,
+        "classes": list(opened.classes),
         "split": opened.split,
         "fingerprint": fingerprint(opened),
         "threads": torch.get_num_threads(),
         "command": command(),
         "environment": environment(made.device),
     }
-    engine = _engine(opened, made, fed)  # whatever can still be wrong is wrong before anything is written
+    engine = _engine(opened, made, fed, weights)  # whatever can still be wrong is wrong before anything is written
     if world.first:
         folder.create(description)
     with folder.locked(world.first):
@@ -132,7 +141,10 @@ def _go_on(
     opened = open_data(os.fspath(data) if data is not None else description["data"], config.reading)
     if fingerprint(opened) != description.get("fingerprint"):
         raise VitreousError(f"{folder.path}: the data is not what it was: other images, labels or classes than then")
-    made = plan(opened, config, world, again=True)
+    if config.run.beside is not None:
+        beside.opened(config.run.beside, opened.classes, folder)
+    start, weights = _began(folder, description, config)
+    made = plan(opened, config, world, start, again=True)
     if made.device.type == "cpu" and isinstance(threads := description.get("threads"), int):
         torch.set_num_threads(threads)  # sums are split among them, and rounded accordingly
     began = "cuda" if "gpu" in description.get("environment", {}) else "cpu"
@@ -142,7 +154,7 @@ def _go_on(
         )
     fed = feed(opened, made, world, teller)
     _tell_bad(fed, folder, teller, world)
-    engine = _engine(opened, made, fed)
+    engine = _engine(opened, made, fed, weights)
     return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=True)
 
 
@@ -150,7 +162,34 @@ def _stored(config: TrainConfig, fed: Feed) -> TrainConfig:
     """The config as a resumed run has to find it: held images are cropped by the device, others by Pillow."""
     place = config.reading.data_dir
     place = None if place is None else str(Path(place).expanduser().absolute())
-    return config.with_(hold="always" if fed.held else "never", data_dir=place)
+    start = config.architecture.start
+    return config.with_(
+        hold="always" if fed.held else "never",
+        data_dir=place,
+        start=None if start is None else starting.anchored(start),
+        beside=beside.anchored(config.run.beside),
+    )
+
+
+def _beginning(config: TrainConfig, data: DataSet) -> tuple[Start | None, State]:
+    """The model that a new run begins with, if it is given, and its weights."""
+    return (None, {}) if config.architecture.start is None else starting.begin(config, len(data.classes))
+
+
+def _began(folder: RunFolder, description: dict[str, Any], config: TrainConfig) -> tuple[Start | None, State]:
+    """What the run began with; the weights themselves only where no state was saved to go on from."""
+    if config.architecture.start is None:
+        return None, {}
+    try:
+        start = Start.from_json(description.get("start"))
+    except VitreousError as error:
+        raise VitreousError(f"{folder.path / 'config.json'}: {error}") from error
+    if state.states(folder.state):
+        return start, {}
+    try:
+        return start, starting.begin_again(start, config)
+    except VitreousError as error:
+        raise VitreousError(f"{folder.path} has no state to go on from, so it begins again; {error}") from error
 
 
 def _tell_bad(fed: Feed, folder: RunFolder, teller: Teller, world: World) -> None:
@@ -162,6 +201,8 @@ def _tell_bad(fed: Feed, folder: RunFolder, teller: Teller, world: World) -> Non
 
 def _compare(stored: TrainConfig, asked: TrainConfig, folder: RunFolder) -> None:
     before, now = stored.flat(), asked.flat()
+    if now["start"] is not None:
+        now["start"] = starting.anchored(now["start"])
     differences = [
         f"  {name}: {before[name]!r} in the run, {now[name]!r} now"
         for name in before
@@ -214,10 +255,13 @@ def _carry_out(data: DataSet, loop: Loop, resumed: bool) -> Outcome:
         raise Stopped(f"stopped after training, while measuring; to finish: {again}", 2) from None
 
 
-def _engine(data: DataSet, made: Plan, fed: Feed) -> Engine:
+def _engine(data: DataSet, made: Plan, fed: Feed, weights: State | None = None) -> Engine:
     config = made.config
     torch.manual_seed(config.run.seed)
     model = build(made.model)  # drawn on the CPU, so that every device starts from the same weights
+    if weights:
+        model.load_state_dict(weights)
+        weights.clear()  # once is enough
     model.preprocessing, model.labels, model.multi_label = made.preprocessing, data.classes, data.multi_label
     model.to(made.device)
     loss = losses.build(config.objective, data.train.labels, made.known.classes, made.device)
@@ -273,13 +317,14 @@ def _introduce(data: DataSet, made: Plan, teller: Teller) -> None:
     config, found = made.config, cost(made.model)
     height, width = made.size
     counts = ", ".join(f"{len(source):,} {name}" for name, source in data.splits.items())
-    shown = "grey" if made.known.channels == 1 else "RGB"
+    shown = "grey" if made.model.channels == 1 else "RGB"
     passes = -(-made.batch_size // made.micro_batch)
     by = f"{passes} passes of {made.micro_batch}" if passes > 1 else "one pass"
     teller.table(
         [
             ("data", f"{data.name}: {counts} images, {len(data.classes):,} classes ({data.split or 'no validation'})"),
             ("model", f"{_shape(made)}: {found.parameters:,} parameters, {height} x {width} {shown}"),
+            *([("begins", f"with {_beginning_of(made)}")] if made.known.start else []),
             ("run", f"{made.steps:,} steps of {made.batch_size:,} images ({config.schedule.duration}), {by}"),
             ("device", f"{made.device}, {made.precision}"),
             ("memory", f"about {sizes(made.memory)} for a step; {sizes(free_memory(made.device))} are free"),
@@ -298,7 +343,18 @@ def _shape(made: Plan) -> str:
     if isinstance(model, ViTConfig) and model.backbone is None:
         patch = pair(model.patch_size)[0]
         return f"a ViT of width {model.width}, depth {model.depth}, {model.heads} heads, patches of {patch}"
-    return made.config.architecture.model or ""
+    if made.known.start is None:
+        return made.config.architecture.model or ""
+    return "a BiT" if isinstance(model, BiTConfig) else f"a hybrid of width {model.width}, depth {model.depth}"
+
+
+def _beginning_of(made: Plan) -> str:
+    """What the run begins with, and what was done to it."""
+    assert made.known.start is not None
+    images, model = made.known.channels, made.model.channels
+    colours = {(1, 3): "; grey images are shown to it as RGB", (3, 1): "; images are shown to it in grey"}
+    head = f"a new head for {made.known.classes:,} classes"
+    return f"{made.known.start.name} and {head}{colours.get((images, model), '')}"
 
 
 def _value(value: Any) -> str:
@@ -361,9 +417,11 @@ def _report(
     bad = folder.path / "bad_images.txt"
     broken = bad.read_text(errors="replace").splitlines() if bad.is_file() else []
     notes = [f"{len(broken)} images could not be read (bad_images.txt)"] if broken else []
+    begun = [f"{_shape(made)}, begun with {_beginning_of(made)}"] if made.known.start else []
     notes += [f"step {r['step']}: {r['text']}" for r in records if r.get("kind") == "event"]
     counts = [(f"{name} images", f"{len(part):,}") for name, part in data.splits.items()]
     best, worst = (_pictures(found, data, source) for found in examples)
+    runs, missing = _runs(made, folder, outcome, records)
     write_report(
         folder.report,
         Report(
@@ -380,10 +438,28 @@ def _report(
             config=description["config"],
             environment=description["environment"],
             data=[("source", description["data"]), *counts, ("split", data.split), ("classes", str(len(data.classes)))],
-            notes=[*data.notes, *made.notes, *notes],
+            notes=[*begun, *data.notes, *made.notes, *notes, *missing],
             next_steps=next_steps(folder),
+            runs=runs,
         ),
     )
+
+
+def _runs(
+    made: Plan, folder: RunFolder, outcome: Outcome, records: Sequence[dict[str, Any]]
+) -> tuple[list[Ran], list[str]]:
+    """This run and the one that is shown beside it, if there is one; and what there is to note about that."""
+    if made.config.run.beside is None:
+        return [], []
+    other = RunFolder(Path(made.config.run.beside))
+    try:
+        theirs = beside.read(other)
+        alike = other.description().get("fingerprint") == folder.description()["fingerprint"]
+    except VitreousError as error:  # it was there when this one began, and this one is finished
+        return [], [f"the run beside this one could not be read any more: {error}"]
+    notes = [] if alike else [f"{theirs.name} was trained and measured on other images than this run"]
+    ours = beside.ran(folder, records, outcome.result, outcome.split)
+    return [ours, theirs if theirs.name != ours.name else replace(theirs, name=str(other.path))], notes
 
 
 def _pictures(found: Sequence[Example], data: DataSet, source: Source) -> list[Picture]:
@@ -398,7 +474,8 @@ def _pictures(found: Sequence[Example], data: DataSet, source: Source) -> list[P
 
 def sentence(outcome: Outcome, made: Plan) -> str:
     """What was reached, in one sentence."""
-    length = f"{outcome.steps * made.batch_size / made.known.images:.3g} epochs in {_duration(outcome.seconds)}"
+    length = f"{outcome.steps * made.batch_size / made.known.images:.3g} epochs in {times(outcome.seconds)}"
+    length += f", beginning with {made.known.start.name}" if made.known.start else ""
     result = outcome.result
     if result is None:
         return f"trained for {length}; nothing was held out to measure on"
@@ -406,12 +483,6 @@ def sentence(outcome: Outcome, made: Plan) -> str:
         value = "no" if result.map is None else f"{result.map:.1%}"
         return f"{value} mean average precision on {result.images:,} {outcome.split} images, after {length}"
     return f"{result.top1:.1%} of {result.images:,} {outcome.split} images right, after {length}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def next_steps(folder: RunFolder) -> list[str]:

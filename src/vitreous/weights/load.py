@@ -1,4 +1,4 @@
-"""`vitreous.load`: from a file, a folder or the hub to a model, with an account of what was found."""
+"""`vitreous.load`: from a file, a folder, the hub or a name to a model, with an account of what was found."""
 
 import gc
 import os
@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.preprocessing import Preprocessing, preset
-from vitreous.weights import detect, hub, native
+from vitreous.weights import detect, hub, native, shipped
 from vitreous.weights.checkpoint import Checkpoint, Config, Found, Hints, meta_model, parameter_shapes
 from vitreous.weights.detect import looks_like
 from vitreous.weights.files import SUFFIXES, Sharded, Tensors, open_file, read_json, unwrapped
@@ -47,7 +48,8 @@ def load(
     dtype: torch.dtype | None = torch.float32,
     preprocessing: Preprocessing | str | None = None,
 ) -> VisionTransformer | BiT:
-    """The model in a checkpoint of any dialect, ready to be called: `source` is a file, a folder or `hf://owner/name`.
+    """The model in a checkpoint of any dialect, ready to be called: `source` is a file, a folder, `hf://owner/name`
+    or "vitreous-mini", which comes with the package (a file of that name is "./vitreous-mini", or a Path).
 
     `num_classes=K` gives it a new head of zeros in place of its own (and of the pre-training layer under it), 0 none.
     `image_size` lays it out for another size, its positions resampled for good. `heads` where the file cannot tell.
@@ -165,21 +167,31 @@ class Files:
 
 
 def find(source: str | os.PathLike[str]) -> Files:
-    text = os.fsdecode(source)
-    path = hub.fetch(text) if text.startswith(hub.SCHEME) else Path(text)
+    path = _place(source)
     if not os.path.lexists(path):
-        raise VitreousError("no such file or folder")
+        near = get_close_matches(str(path).lower(), shipped.NAMES, n=1, cutoff=0.7)
+        hint = f"; did you mean {near[0]}, which comes with the package?" if near else ""
+        raise VitreousError(f"no such file or folder{hint}")
     try:
         weights = _main_file(path) if path.is_dir() else path
     except OSError as error:
         raise VitreousError(f"cannot be read ({error.strerror or error})") from error
     opened = Sharded(weights) if weights.name.endswith(".index.json") else open_file(weights)
     tensors = unwrapped(opened)
+    if source in shipped.NAMES and os.path.lexists(source):
+        tensors.notes.append(f"this is the {source} that comes with the package; what lies here is ./{source}")
     beside = [weights.parent / name for name in ("config.json", "preprocessor_config.json")]
     if "vitreous" in tensors.metadata or (not path.is_dir() and weights.name not in MAIN):
         return Files(tensors, {}, {})  # a file by itself: what lies near it may belong to another
     settings, processor = (read_json(file) if file.is_file() else {} for file in beside)
     return Files(tensors, settings, processor)
+
+
+def _place(source: str | os.PathLike[str]) -> Path:
+    if source in shipped.NAMES:  # a name, whatever lies in the current folder; a Path is never one
+        return shipped.path_of(str(source))
+    text = os.fsdecode(source)
+    return hub.fetch(text) if text.startswith(hub.SCHEME) else Path(text)
 
 
 def _main_file(folder: Path) -> Path:

@@ -1,19 +1,86 @@
-"""Recipes: each a function that returns a TrainConfig, its docstring's first line the result that it reaches."""
+"""Recipes: each a function that returns a TrainConfig. Its docstring says, in a form that a program can read, what it
+reaches and how to get there:
 
+    RESULT, in TIME, on HARDWARE.
+
+    `COMMAND`: DATA.
+
+    Anything else.
+"""
+
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
+from inspect import getdoc
 
 from vitreous.errors import VitreousError
 from vitreous.training.config import TrainConfig
+from vitreous.training.recipes.cifar10 import cifar10, cifar10_fast
 from vitreous.training.recipes.digits import digits
+from vitreous.training.recipes.digits_transfer import digits_transfer
+from vitreous.training.recipes.imagenet import deit3, paper_imagenet1k, paper_imagenet21k, plain_s16, plain_s16_300
+from vitreous.training.recipes.imagenette import imagenette, vitreous_mini
+from vitreous.training.recipes.small_folder import small_folder
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {"digits": digits}
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        digits,
+        digits_transfer,
+        small_folder,
+        cifar10,
+        cifar10_fast,
+        imagenette,
+        vitreous_mini,
+        plain_s16,
+        plain_s16_300,
+        deit3,
+        paper_imagenet1k,
+        paper_imagenet21k,
+    )
+}
+FORM = re.compile(
+    r"(?P<result>[^\n]+), in (?P<time>[^\n]+), on (?P<hardware>[^\n]+)\.\n\n"
+    r"`(?P<command>vitreous train [^`\n]+)`: (?P<data>.+?)\.(?:\n\n(?P<notes>.+))?",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a recipe says about itself."""
+
+    name: str
+    data: str
+    result: str
+    time: str
+    hardware: str
+    command: str
+    notes: str
 
 
 def recipe(name: str) -> TrainConfig:
     """The config of a recipe."""
+    return _named(name)()
+
+
+def card(name: str) -> Card:
+    """What a recipe says about itself, read from its docstring."""
+    return read(name, getdoc(_named(name)) or "")
+
+
+def read(name: str, text: str) -> Card:
+    found = FORM.fullmatch(text)
+    if found is None or "\n\n" in found["data"]:
+        raise VitreousError(f"the recipe {name} does not say `RESULT, in TIME, on HARDWARE.`, then `COMMAND`: DATA.")
+    words = {part: " ".join(found[part].split()) for part in ("result", "time", "hardware", "command", "data")}
+    return Card(name, notes=found["notes"] or "", **words)
+
+
+def _named(name: str) -> Callable[[], TrainConfig]:
     if name not in RECIPES:
         near = get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(RECIPES)}"
         raise VitreousError(f"no recipe is called {name!r}; {hint}")
-    return RECIPES[name]()
+    return RECIPES[name]

@@ -4,10 +4,11 @@ from vitreous.training.config import TrainConfig
 
 
 def digits() -> TrainConfig:
-    """99.7, 99.2 and 99.2% of 360 held-out digits (seeds 0, 1 and 2), each in 69 to 83 s on 2 cores of an AMD EPYC.
+    """99.7, 99.2, 99.2% of 360 held-out digits (seeds 0, 1, 2), in 69 to 83 s each, on 2 cores of an AMD EPYC.
 
-    `vitreous train digits --recipe digits`: the 1,797 handwritten digits that come with scikit-learn, 8 x 8 pixels in
-    4 patches.
+    `vitreous train digits --recipe digits`: the 1,797 handwritten digits that come with scikit-learn.
+
+    8 x 8 pixels in 4 patches.
     """
     return TrainConfig().with_(
         model="Ti/16",

@@ -1,0 +1,42 @@
+"""Photographs of one's own, from the checkpoint that comes with the package."""
+
+from vitreous.training.config import TrainConfig
+
+
+def small_folder() -> TrainConfig:
+    """No accuracy measured by us yet, in a time not measured by us, on hardware not measured by us.
+
+    `vitreous train photos --recipe small_folder`: a folder with one for each class, of a few hundred to some ten
+    thousand photographs.
+
+    Begins with the weights of vitreous-mini, at their own image size. The lower a layer lies the less it is changed:
+    edges and textures are the same everywhere.
+    """
+    return TrainConfig().with_(
+        start="vitreous-mini",
+        stochastic_depth=0.0,
+        dropout=0.0,
+        duration="30 epochs",
+        batch_size=32,
+        optimiser="adamw",
+        lr=1e-3,
+        layer_decay=0.75,
+        weight_decay=0.05,
+        warmup="10%",
+        schedule="cosine",
+        ema=0.99,
+        loss="softmax",
+        label_smoothing=0.1,
+        crop=0.35,
+        aspect=4 / 3,
+        shift=0.0,
+        flip=True,
+        randaugment=2,
+        magnitude=5.0,
+        three_augment=False,
+        jitter=0.0,
+        erase=0.0,
+        mixup=0.0,
+        cutmix=0.0,
+        best_by="top1",
+    )

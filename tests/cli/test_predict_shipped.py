@@ -1,0 +1,42 @@
+"""`vitreous predict` with nothing but a photograph: the model that comes with the package answers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous
+
+NOTE = "vitreous-mini answers, which knows 20 classes: airplane, "
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vitreous", *arguments, "--device", "cpu"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+
+
+def test_a_photograph_alone(folder: Path) -> None:
+    result = run(folder, "predict", "photo.png")
+    assert result.stdout.splitlines()[0] == "photo.png"
+    assert result.stderr.startswith(NOTE)
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_json_is_clean(folder: Path) -> None:
+    result = run(folder, "predict", "photo.png", "--json", "--top", "20")
+    (line,) = result.stdout.splitlines()
+    assert [answer["label"] for answer in sorted(json.loads(line)["top"], key=lambda a: a["class"])] == list(
+        vitreous.load("vitreous-mini").labels or ()
+    )
+    assert result.stderr.startswith(NOTE)

@@ -1,0 +1,92 @@
+"""`vitreous recipes`, as a person at a terminal meets it."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from vitreous.training.recipes import RECIPES, card
+
+
+def vitreous(*arguments: str) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "vitreous", *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_list() -> None:
+    lines = vitreous("recipes").stdout.splitlines()
+    assert lines[0].split() == ["name", "data", "result", "time", "hardware"]
+    assert max(map(len, lines)) <= 120
+    assert not [line for line in lines if line != line.rstrip()]
+    assert {line.split()[0] for line in lines if line and line[0] != " "} >= set(RECIPES)
+
+
+def test_one_of_them() -> None:
+    text = vitreous("recipes", "deit3").stdout
+    told = card("deit3")
+    for part in (told.result, told.time, told.hardware, told.data, told.command, *told.notes.split("\n\n")):
+        assert words(part) in words(text)
+    settings = {line.split()[0]: line.split()[1:] for line in text.partition("settings")[2].splitlines()[1:]}
+    assert settings["optimiser"] == ["lamb"]
+    assert settings["duration"] == ["800", "epochs"]
+    assert settings["lr"] == ["0.004"]
+    assert "betas" not in settings  # as everywhere
+
+
+def test_json() -> None:
+    found = json.loads(vitreous("recipes", "--json").stdout)
+    assert [one["name"] for one in found] == list(RECIPES)
+    assert found[0] == json.loads(vitreous("recipes", found[0]["name"], "--json").stdout)
+    assert found[0]["settings"]["lr"] == 2e-3
+    assert found[0]["command"] == "vitreous train digits --recipe digits"
+
+
+def test_a_narrow_terminal() -> None:
+    """A recipe below the other, no word cut."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "50", "TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, "-m", "vitreous", "recipes"], stdout=theirs, env=environment)
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            text += (block := os.read(ours, 4096))
+        except OSError:  # the other end is closed
+            break
+        if not block:
+            break
+    os.close(ours)
+    assert process.wait(60) == 0
+    lines = re.sub(r"\x1b\[\d*m", "", text.decode()).splitlines()
+    assert max(map(len, lines[:-1])) <= 50
+    told = " ".join(line.removeprefix("         ") for line in lines)
+    for name in RECIPES:
+        assert words(f"name {name} data {card(name).data} result {card(name).result}") in words(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("plain_s61",), "did you mean plain_s16?"), (("xyzzy",), "there is digits"), (("digits", "--jsno"), "--json")],
+)
+def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
+    result = vitreous("recipes", *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert not result.stdout
+
+
+def test_no_torch() -> None:
+    code = "from vitreous.cli import main\nmain(['recipes'])\nimport sys\nprint('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,147 @@
+"""The few-shot measure against the reference's numbers, and features against the model itself."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import RidgeClassifier
+from torch import Tensor
+
+from helpers import draw, oracle, tiny_vit
+from vitreous import VitreousError
+from vitreous.data.arrays import Arrays
+from vitreous.data.loading import EvalLoader, Prepare, Survey
+from vitreous.evaluation.features import features
+from vitreous.evaluation.fewshot import Ridge, draw_shots, fewshot
+from vitreous.models import BiT, BiTConfig
+from vitreous.preprocessing import Preprocessing, plain
+
+Set = dict[str, Tensor]
+
+
+def reference(kind: str) -> tuple[Set, dict[str, np.ndarray]]:
+    _, arrays = oracle("fewshot_lsr")
+    held = {name.removeprefix(f"{kind}_"): array for name, array in arrays.items() if name.startswith(kind)}
+    return {name: torch.from_numpy(array) for name, array in held.items() if name[0] in "xy"}, held
+
+
+@pytest.mark.parametrize("kind", ["few", "many"])  # fewer images than features, and more
+@pytest.mark.parametrize("strength", ["1", "1024"])
+def test_the_reference_predicts_the_same(kind: str, strength: str) -> None:
+    data, expected = reference(kind)
+    found = Ridge.fitted(data["x_train"], data["y_train"], float(strength)).classes(data["x_test"])
+    assert found.tolist() == expected[f"pred_l2_{strength}"].tolist()
+    accuracy = (found == data["y_test"]).double().mean().item()
+    assert accuracy == pytest.approx(float(expected[f"acc_l2_{strength}"]), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["few", "many"])
+def test_a_weak_ridge_differs_in_near_ties_alone(kind: str) -> None:
+    """The reference computes in fp32: with a constant of 100 among the features, a ridge of 0.25 is near its noise."""
+    data, expected = reference(kind)
+    ridge = Ridge.fitted(data["x_train"], data["y_train"], 0.25)
+    found, theirs = ridge.classes(data["x_test"]), torch.from_numpy(expected["pred_l2_0.25"])
+    x = torch.nn.functional.pad((data["x_test"].double() - ridge.mean) / ridge.std, (0, 1), value=100.0)
+    scores = x @ ridge.weights
+    for row in (found != theirs).nonzero()[:, 0].tolist():
+        assert scores[row, found[row]] - scores[row, theirs[row]] < 0.01
+    assert (found == theirs).double().mean() > 0.99
+
+
+def test_the_formula_is_ridge_regression() -> None:
+    """As scikit-learn solves it; the constant is a feature like the others, so its weight is under the ridge too."""
+    data, _ = reference("many")
+    ours = Ridge.fitted(data["x_train"], data["y_train"], 3.0)
+    x = ((data["x_train"].double() - ours.mean) / ours.std).numpy()
+    x = np.concatenate([x, np.full((len(x), 1), 100.0)], 1)
+    theirs = RidgeClassifier(alpha=3.0, fit_intercept=False).fit(x, data["y_train"].numpy())
+    assert np.abs(ours.weights.T.numpy() - theirs.coef_).max() < 1e-9
+
+
+def test_shots_are_drawn_by_class_and_seed() -> None:
+    labels = torch.arange(60) % 3
+    chosen = draw_shots(labels, 5, seed=0)
+    assert torch.bincount(labels[chosen]).tolist() == [5, 5, 5]
+    assert len(set(chosen.tolist())) == 15
+    assert torch.equal(chosen, draw_shots(labels, 5, seed=0))
+    assert not torch.equal(chosen, draw_shots(labels, 5, seed=1))
+    more = draw_shots(labels, 8, seed=0)
+    assert set(chosen.tolist()) <= set(more.tolist())  # the first of one permutation
+
+
+def test_mean_and_spread_over_seeds() -> None:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(200) % 4
+    centres = torch.randn(4, 16, generator=random)
+    points = centres[labels] + 2.0 * torch.randn(200, 16, generator=random)
+    result = fewshot(points[:100], labels[:100], points[100:], labels[100:], shots=3, seeds=[7, 8, 9, 10])
+    alone = [fewshot(points[:100], labels[:100], points[100:], labels[100:], 3, [s]).mean for s in (7, 8, 9, 10)]
+    assert list(result.each) == alone
+    assert len(set(alone)) > 1
+    assert result.mean == pytest.approx(np.mean(alone))
+    assert result.spread == pytest.approx(np.std(alone, ddof=1))
+    assert result.mean > 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shots": 11}, "11 shots: class 0 has only 10 training images; ask for fewer shots"),
+        ({"shots": 0}, "shots = 0: must be 1 or more"),
+        ({"seeds": []}, "seeds: none were given"),
+        ({"train_labels": torch.zeros(3).long()}, "train: .* expected a row of features and one class"),
+        ({"test_labels": torch.zeros(20, 2).bool()}, "test: .* expected a row of features and one class"),
+        ({"test_features": torch.full((20, 4), torch.nan)}, "test: some features are not numbers"),
+    ],
+)
+def test_mistakes_are_one_sentence(changes: dict[str, object], message: str) -> None:
+    points, labels = torch.randn(20, 4), torch.arange(20) % 2
+    given = {"train_features": points, "train_labels": labels, "test_features": points, "test_labels": labels}
+    with pytest.raises(VitreousError, match=message):
+        fewshot(**{**given, **changes})  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- features
+
+
+def grey_digits(count: int = 11) -> Arrays:
+    random = np.random.default_rng(0)
+    return Arrays(random.integers(0, 256, (count, 20, 26, 1), dtype=np.uint8), torch.arange(count) % 3, "x")
+
+
+def loader(source: Arrays, preprocessing: Preprocessing, bad: dict[int, str] | None = None) -> EvalLoader:
+    return EvalLoader(source, Survey(bad or {}), Prepare(preprocessing), 4, 0, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", ["vit", "bit"])
+def test_features_are_the_models_own(kind: str) -> None:
+    bit = BiTConfig(blocks=(1, 1), width_factor=0.5, image_size=32, num_classes=7)
+    model = tiny_vit(dropout=0.5).train() if kind == "vit" else draw(BiT(bit))
+    preprocessing, source, seen = Preprocessing(32, 36), grey_digits(), []
+    found, labels = features(model, loader(source, preprocessing), tick=seen.append)
+    assert seen == [4, 4, 3]
+    assert labels.tolist() == source.labels.tolist()
+    assert found.dtype == torch.float32
+    assert not model.training
+    with torch.no_grad():
+        alone = torch.cat([model.features(preprocessing(source.image(i))[None]) for i in range(len(source))])
+    assert (found - alone).abs().max() < 1e-5 * alone.abs().max()
+
+
+def test_unreadable_images_are_left_out_of_both() -> None:
+    found, labels = features(tiny_vit(), loader(grey_digits(), plain(32, 3), bad={0: "broken", 5: "broken"}))
+    whole, _ = features(tiny_vit(), loader(grey_digits(), plain(32, 3)))
+    kept = [1, 2, 3, 4, 6, 7, 8, 9, 10]
+    assert labels.tolist() == [i % 3 for i in kept]
+    assert (found - whole[kept]).abs().max() < 1e-5
+
+
+def test_features_of_a_half_precise_model_are_float32() -> None:
+    found, _ = features(tiny_vit().to(torch.bfloat16), loader(grey_digits(), plain(32, 3)))
+    exact, _ = features(tiny_vit(), loader(grey_digits(), plain(32, 3)))
+    assert found.dtype == torch.float32
+    assert 0 < (found - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_a_model_without_a_pool_has_no_features_of_images() -> None:
+    with pytest.raises(VitreousError, match="every token"):
+        features(tiny_vit(pool="none"), loader(grey_digits(), plain(32, 3)))

@@ -1,0 +1,123 @@
+"""Two runs in one report: which can stand beside each other, and what is told of both."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import tiny_vit
+from runs import config, draw_folder
+from vitreous import TrainConfig, VitreousError, resume, save, train
+
+
+@pytest.fixture(scope="module")
+def scratch(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "scratch"
+    train(folder, config(run), quiet=True)
+    return run
+
+
+def page(run: Path) -> str:
+    return (run / "report.html").read_text("utf-8")
+
+
+def rows(run: Path) -> dict[str, list[str]]:
+    """The table of the comparison."""
+    table = page(run).partition('<table class="runs">')[2].partition("</table>")[0]
+    lines = [line for line in table.partition("<tbody>")[2].split("<tr>") if line]
+    cells = [[cell.split(">")[-1] for cell in line.split("</t") if ">" in cell][:3] for line in lines]
+    return {name: values for name, *values in cells}
+
+
+def test_both_stand_in_the_report(scratch: Path, folder: Path, tmp_path: Path) -> None:
+    save(tiny_vit(image_size=16, patch_size=4), tmp_path / "begin.safetensors")
+    begun = TrainConfig().with_(start=str(tmp_path / "begin.safetensors"), batch_size=16, duration="16 steps")
+    outcome = train(folder, begun, beside=str(scratch), out=str(tmp_path / "transfer"), device="cpu", quiet=True)
+    found = rows(outcome.run)
+    theirs = json.loads((scratch / "result.json").read_text())["result"]["top1"]
+    assert found["accuracy"] == [f"{100 * outcome.result.top1:.1f}%", f"{100 * theirs:.1f}%"]
+    assert found["of"] == ["14 val images", "14 val images"]
+    assert found["epochs"] == ["4.41", "3.31"]
+    assert found["began with"] == ["begin.safetensors", "random weights"]
+    section = page(outcome.run).partition('id="comparison"')[2].partition("</section>")[0]
+    assert section.count('data-name="transfer"') == section.count('data-name="scratch"') == 2  # accuracy and loss
+    assert "other images" not in page(outcome.run)
+    assert 'id="comparison"' not in page(scratch)
+
+
+def test_a_run_that_has_not_ended_and_one_of_the_same_name(scratch: Path, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "run"
+    shutil.copytree(scratch, other)
+    (other / "result.json").unlink()
+    train(folder, config(tmp_path / "run", beside=str(other), duration="6 steps"), quiet=True)
+    assert rows(tmp_path / "run")["of"][1] == "val images, the best so far"
+    assert f'data-name="{other}"' in page(tmp_path / "run")
+    (other / "metrics.jsonl").unlink()
+    train(folder, config(tmp_path / "again", beside=str(other), duration="6 steps"), quiet=True)
+    assert rows(tmp_path / "again")["of"][1] == "nothing yet"
+
+
+def test_other_images_are_noted(scratch: Path, tmp_path: Path) -> None:
+    data = draw_folder(tmp_path / "data", images=20)
+    train(data, config(tmp_path / "run", beside=str(scratch), duration="6 steps"), quiet=True)
+    assert "scratch was trained and measured on other images than this run" in page(tmp_path / "run")
+
+
+def older(run: Path, target: Path) -> Path:
+    shutil.copytree(run, target)
+    description = json.loads((target / "config.json").read_text())
+    del description["classes"]
+    (target / "config.json").write_text(json.dumps(description))
+    return target
+
+
+def test_what_cannot_stand_beside_it(scratch: Path, folder: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "two.npz", images=np.zeros((20, 8, 8), np.uint8), labels=np.arange(20) % 2)
+    for data, other, message in (
+        (folder, tmp_path / "nowhere", "beside: .*nowhere: there is no such run directory"),
+        (folder, folder, "beside: .* is not a run directory"),
+        (folder, older(scratch, tmp_path / "older"), "beside: .*older does not say which classes it has"),
+        (tmp_path / "two.npz", scratch, r"beside: .* has other classes \(blau, grün, rot\) than this data \(0, 1\)"),
+    ):
+        with pytest.raises(VitreousError, match=message):
+            train(data, config(tmp_path / "run", beside=str(other)), quiet=True)
+        assert not (tmp_path / "run").exists()
+
+
+def unfinished(run: Path) -> None:
+    for name in ("result.json", "report.html"):
+        (run / name).unlink()
+
+
+def test_it_may_change_when_a_run_goes_on(scratch: Path, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(folder, config(run), quiet=True)
+    stored = TrainConfig.from_flat(json.loads((run / "config.json").read_text())["config"])
+    unfinished(run)
+    resume(run, stored.with_(beside=str(scratch)), quiet=True)
+    assert 'data-name="scratch"' in page(run)
+    unfinished(run)
+    with pytest.raises(VitreousError, match="is this run itself"):
+        resume(run, stored.with_(beside=str(run)), quiet=True)
+
+
+def test_a_run_that_vanishes_meanwhile_takes_nothing_with_it(
+    scratch: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitreous.training.loop import Loop
+
+    other, run = tmp_path / "other", tmp_path / "run"
+    shutil.copytree(scratch, other)
+    whole = Loop.run
+
+    def removing(loop: Any) -> None:
+        whole(loop)
+        shutil.rmtree(other)
+
+    monkeypatch.setattr(Loop, "run", removing)
+    outcome = train(folder, config(run, beside=str(other)), quiet=True)
+    assert outcome.result is not None
+    assert "could not be read any more" in page(run)

@@ -1,0 +1,182 @@
+"""Every recipe says what it reaches, leaves nothing open, and runs."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from inspect import getdoc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runs import draw_folder, records
+from vitreous import TrainConfig, VitreousError, load, open_data, recipe, train
+from vitreous.models.zoo import build
+from vitreous.training import choosing
+from vitreous.training.planning import plan
+from vitreous.training.recipes import RECIPES, Card, card, read
+from vitreous.training.starting import begin
+from vitreous.training.world import World
+
+# These take a gigabyte of disk for a step, or are another recipe for longer.
+PLANNED_ONLY = ("plain_s16_300", "paper_imagenet1k", "paper_imagenet21k")
+FORM = """97% of it, in 3 minutes, on a GPU.
+
+`vitreous train it --recipe this`: it, of which
+there is much.
+
+A word, in time, on the side.
+
+And another."""
+
+
+# ---------------------------------------------------------------- what it says
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_what_it_reaches(name: str) -> None:
+    found, text = card(name), getdoc(RECIPES[name]) or ""
+    assert text.splitlines()[0] == f"{found.result}, in {found.time}, on {found.hardware}."
+    assert len(text.splitlines()[0]) <= 120
+    program, command, data, flag, value = found.command.split()[:5]
+    assert (program, command, flag, value) == ("vitreous", "train", "--recipe", name)
+    assert data
+    if found.time.endswith("not measured by us"):  # then the number is somebody else's, or there is none
+        assert "published by" in found.result or "measured" in found.result
+
+
+def test_the_form() -> None:
+    assert read("this", FORM) == Card(
+        "this",
+        "it, of which there is much",
+        "97% of it",
+        "3 minutes",
+        "a GPU",
+        "vitreous train it --recipe this",
+        "A word, in time, on the side.\n\nAnd another.",
+    )
+    assert read("this", FORM.partition("\n\nA word")[0]).notes == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: text.replace(", on a GPU", ""),
+        lambda text: text.replace(", in 3 minutes", " in 3 minutes"),
+        lambda text: text.replace(", on a GPU.", ", on a GPU"),
+        lambda text: text.replace(", in 3 minutes,", ",\nin 3 minutes,"),
+        lambda text: text.partition("\n\n")[0],
+        lambda text: text.replace("`", ""),
+        lambda text: text.replace("vitreous train", "train"),
+        lambda text: text.replace(" much.", " much"),
+        lambda text: text.replace(".\n\n`", ".\n`"),
+    ],
+)
+def test_another_form_is_refused(change: Callable[[str], str]) -> None:
+    with pytest.raises(VitreousError, match="the recipe this does not say"):
+        read("this", change(FORM))
+
+
+def test_a_name_that_is_none() -> None:
+    for find in (recipe, card):
+        with pytest.raises(VitreousError, match="no recipe is called 'digit'; did you mean digits"):
+            find("digit")
+        with pytest.raises(VitreousError, match="no recipe is called 'xyzzy'; there is digits"):
+            find("xyzzy")
+
+
+def test_recipes_need_no_torch() -> None:
+    code = "from vitreous.training import recipes as r\nfor name in r.RECIPES: r.card(name), r.recipe(name)\n"
+    code += "import sys; print([name for name in ('torch', 'numpy', 'PIL', 'tyro') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+# ---------------------------------------------------------------- what it does
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_folder(tmp_path_factory.mktemp("photos") / "photos", images=4, side=40)
+
+
+@pytest.fixture(scope="module")
+def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten classes of 32 x 32 pixels, as CIFAR-10 has them."""
+    path, random = tmp_path_factory.mktemp("pixels") / "pixels.npz", np.random.default_rng(0)
+    images = random.integers(0, 256, (60, 32, 32, 3), np.uint8)
+    np.savez(path, images=images, labels=np.arange(60) % 10)
+    return path
+
+
+def data_of(name: str, photos: Path, pixels: Path) -> str:
+    """A few images of the kind that the recipe is for."""
+    data = card(name).command.split()[2]
+    return data if data == "digits" else str(pixels if data.startswith("cifar") else photos)
+
+
+def few_steps(config: TrainConfig, out: Path, steps: int, batch: int) -> TrainConfig:
+    """The same for a moment: nothing else is changed."""
+    return config.with_(
+        duration=f"{steps} steps", warmup="1 steps", batch_size=batch, micro_batch=2, out=str(out), device="cpu"
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_leaves_nothing_to_chance(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
+    """The data decides how many classes there are; the weights to begin with, if there are any, the image size."""
+    config = few_steps(recipe(name), tmp_path / "run", 20, 4)
+    data = open_data(data_of(name, photos, pixels))
+    start = begin(config, len(data.classes))[0] if config.architecture.start else None
+    made = plan(data, config, World(), start=start)
+    assert {choice.field for choice in made.choices} <= ({"image_size"} if start else set())
+    assert made.config.with_(image_size=config.architecture.image_size) == config
+    with torch.device("meta"):
+        assert build(made.model).head.out_features == len(data.classes)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in PLANNED_ONLY])
+def test_a_recipe_runs(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
+    """Unchanged but for its length and its batch."""
+    config = few_steps(recipe(name), tmp_path / "run", steps=2, batch=4)
+    outcome = train(data_of(name, photos, pixels), config, quiet=True)
+    assert outcome.steps == 2
+    losses = [line["loss"] for line in records(tmp_path / "run", "train")]
+    assert losses
+    assert all(np.isfinite(losses))
+    model = load(outcome.run)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("change", [{"head_bias": -10.0}, {"representation_size": 32}])
+def test_a_new_head_on_old_weights_is_plain(change: dict[str, Any]) -> None:
+    with pytest.raises(VitreousError, match=f"{next(iter(change))} = .*: vitreous-mini, which the run begins with"):
+        begin(recipe("small_folder").with_(**change), 3)
+
+
+# ---------------------------------------------------------------- the published ones, field by field
+
+
+def test_the_paper() -> None:
+    """Table 3 of the paper."""
+    table = {"model": "B/16", "image_size": 224, "batch_size": 4096, "warmup": "10000 steps", "dropout": 0.1}
+    small = {"duration": "300 epochs", "lr": 3e-3, "schedule": "cosine", "weight_decay": 0.3, "clip": 1.0}
+    large = {"duration": "90 epochs", "lr": 1e-3, "schedule": "linear", "weight_decay": 0.03, "clip": None}
+    for name, own in (("paper_imagenet1k", small), ("paper_imagenet21k", large)):
+        found = recipe(name).flat()
+        assert {field: found[field] for field in table | own} == table | own
+    known = choosing.Facts(1_281_167, 1000, 3, 375, None, False)
+    model = choosing.model_config(recipe("paper_imagenet1k"), known)
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in build(model).parameters())
+    assert parameters == 86_567_656 + 768 * 768 + 768  # B/16, and the layer under the head
+
+
+def test_weight_decay_of_the_plain_recipe_is_big_visions() -> None:
+    """Theirs takes wd x schedule of a weight away in each step, ours lr x schedule x weight_decay."""
+    found = recipe("plain_s16").flat()
+    assert found["lr"] * found["weight_decay"] == pytest.approx(1e-4)
+    assert recipe("plain_s16_300") == recipe("plain_s16").with_(duration="300 epochs")

@@ -16,7 +16,10 @@ from vitreous.training.train import resume
 
 # Images are decoded by workers at every step, and the state is saved every tenth of a second.
 WORKING = (*TINY_RUN, "--workers", "2", "--hold", "never", "--save-minutes", "0.002", "--crop", "0.5")
-STRONG_FLAGS = ("--dropout", "0.1", "--stochastic-depth", "0.2", "--mixup", "0.5", "--cutmix", "1", "--erase", "0.5")
+STRONG_FLAGS = (
+    *("--dropout", "0.1", "--stochastic-depth", "0.2", "--mixup", "0.5", "--cutmix", "1", "--erase", "0.5"),
+    *("--progressive", "8@30%", "12@30%"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,8 @@ def _stages(
                 raise VitreousError(f"progressive = {text!r}: {error}") from error
         stages.append((last, size))
     if stages and last >= steps:
-        raise VitreousError(f"progressive = {' '.join(config.schedule.progressive)!r}: nothing is left for {full[0]} px")
+        stretches = " ".join(config.schedule.progressive)
+        raise VitreousError(f"progressive = {stretches!r}: nothing is left for the full {full[0]} px")
     return tuple(stages)
 
 

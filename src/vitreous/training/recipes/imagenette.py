@@ -4,7 +4,7 @@ from vitreous.training.config import TrainConfig
 
 
 def imagenette() -> TrainConfig:
-    """RESULT, in TIME, on one H200.
+    """90.0% of the validation images (seed 0), in 139 s beside another run, on one H200.
 
     `vitreous train imagenette --recipe imagenette`: Imagenette at 160 px, its 9,469 training images in train/, its
     3,925 validation images in test/.
@@ -52,7 +52,7 @@ def imagenette() -> TrainConfig:
 
 
 def vitreous_mini() -> TrainConfig:
-    """RESULT, in TIME, on one H200.
+    """88.9% of 2,973 training images held out (seed 0), in 132 s beside another run, on one H200.
 
     `vitreous train mini.npz --recipe vitreous_mini`: CIFAR-10's and Imagenette's training images as one set of 20
     classes, which examples/mini_data.py makes.

@@ -1,0 +1,122 @@
+"""Smaller images first: which size when, and what the model is shown."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helpers import relative_error
+from runs import config, records
+from vitreous import VitreousError, open_data, train
+from vitreous.data.loading import Cut, resized
+from vitreous.models import VisionTransformer
+from vitreous.models.drop import key_drops
+from vitreous.training.engine import compiled_by_parts, eagerly
+from vitreous.training.feeding import feed
+from vitreous.training.planning import Plan, plan
+from vitreous.training.telling import Teller
+from vitreous.training.world import World
+
+
+def planned(folder: Path, **changes: Any) -> Plan:
+    return plan(open_data(folder), config(Path(), **changes), World())
+
+
+def test_which_size_when(folder: Path) -> None:
+    made = planned(folder, duration="20 steps", progressive=("8@25%", "12@4 steps"))
+    assert [made.size_at(step) for step in (0, 4, 5, 8, 9, 19)] == [(8, 8), (8, 8), (12, 12), (12, 12), None, None]
+    assert planned(folder).size_at(0) is None
+
+
+def test_rectangles_keep_their_shape(folder: Path) -> None:
+    made = planned(folder, image_size=(16, 32), progressive=("8@25%",))
+    assert made.size_at(0) == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (("8",), "progressive = '8': expected PX@DURATION, such as 24@50%"),
+        (("x@5%",), "progressive = 'x@5%': expected PX@DURATION"),
+        (("8@five",), "progressive = 'five'"),
+        (("16@5%",), "progressive = '16@5%': expected less than the 16 px of the model's images"),
+        (("0@5%",), "expected less than the 16 px"),
+        (("10@5%",), "progressive = '10@5%': an image of 10 x 10 px is not made of whole patches of 4 x 4"),
+        (("8@60%", "12@40%"), "progressive = '8@60% 12@40%': nothing is left for the full 16 px"),
+    ],
+)
+def test_stages_that_cannot_be(folder: Path, stages: tuple[str, ...], message: str) -> None:
+    with pytest.raises(VitreousError) as caught:
+        planned(folder, progressive=stages)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "reading", [{"hold": "always", "crop": 0.5}, {"hold": "always", "crop": 1.0}, {"hold": "never", "crop": 0.5}]
+)
+def test_the_same_part_of_the_same_image_only_smaller(folder: Path, reading: dict[str, Any]) -> None:
+    """Whatever way the pixels go: held for crops, held as they are, or decoded by workers at the full size."""
+    made = planned(folder, **reading, workers=0)
+    fed = feed(open_data(folder), made, World(), Teller(quiet=True))
+    batch = next(fed.train.batches(0, 1))
+    cut: Cut = fed.train.cut
+    full = cut(batch.rows, batch.keys).float()
+    small = cut(batch.rows, batch.keys, (8, 8)).float()
+    assert full.shape[2:] == (16, 16)
+    assert small.shape[2:] == (8, 8)
+    expected = F.interpolate(full, (8, 8), mode="bilinear", antialias=True)
+    here, elsewhere = ((small - other).abs().mean() for other in (expected, expected.roll(1, dims=3)))
+    assert here < 8  # of 255; noise resampled at once or by way of another size is not quite the same
+    assert elsewhere > 2 * here
+    assert torch.equal(cut(batch.rows, batch.keys, (16, 16)).float(), full)
+
+
+def test_pixels_of_the_right_size_are_left_alone() -> None:
+    pixels = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4)
+    assert resized(pixels, (4, 4)) is pixels
+    assert resized(pixels, (2, 2)).shape == (1, 3, 2, 2)
+
+
+def test_the_model_is_shown_each_size_for_its_stretch(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[int] = []
+    embed = VisionTransformer.embed
+
+    def watched(self: VisionTransformer, images: Tensor) -> Any:
+        if self.training:
+            shown.append(images.shape[2])
+        return embed(self, images)
+
+    monkeypatch.setattr(VisionTransformer, "embed", watched)
+    wishes = config(tmp_path / "run", duration="6 steps", progressive=("8@2 steps", "12@1 steps"), workers=0)
+    outcome = train(folder, wishes, quiet=True)
+    assert shown == [8, 8, 12, 16, 16, 16]
+    assert outcome.result is not None
+    assert records(tmp_path / "run", "train")[-1]["step"] == 6
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it looks
+def test_all_blocks_are_one_compiled_graph() -> None:
+    """They differ in weights and in how often they are left out, and neither is a reason to compile again."""
+    from vitreous import create, draws
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = create("Ti/16", image_size=16, patch_size=8, width=32, depth=4, heads=2, mlp_dim=64, stochastic_depth=0.5)
+    model.train()
+    torch.nn.init.normal_(model.head.weight)
+    images, keys = torch.randn(4, 3, 16, 16), draws.keys(0, torch.arange(4))
+    found = []
+    for run in (eagerly(model), compiled_by_parts(model), eagerly(model)):
+        model.zero_grad()
+        key_drops(model, keys)
+        run(images).square().sum().backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    for name, gradient in found[0].items():
+        assert relative_error(found[1][name], gradient) < 1e-4, name
+        assert torch.equal(gradient, found[2][name]), name

@@ -65,6 +65,7 @@ clean: ## remove everything that was installed or built
 
 .make/wheel: .make/installed .make/wheel-env $(SOURCES) README.md LICENSE
 	@rm -rf dist && $(BIN)/python -m hatchling build -t wheel >/dev/null 2>&1 || $(BIN)/python -m hatchling build -t wheel
+	@test $$(cat dist/*.whl | wc -c) -lt 12000000 || { echo "the wheel is larger than 12 MB" >&2; exit 1; }
 	@.venv-wheel/bin/$(PIP) --no-deps --force-reinstall dist/*.whl
 	@cd dist && ../.venv-wheel/bin/python -c 'import vitreous; assert "site-packages" in vitreous.__file__; vitreous.create("Ti/16")'
 	@cd dist && ../.venv-wheel/bin/vitreous models "Ti/16"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitreous.models.zoo import create, names
     from vitreous.preprocessing import Preprocessing
     from vitreous.training.config import TrainConfig
+    from vitreous.training.finetune import finetune
     from vitreous.training.recipes import recipe
     from vitreous.training.train import Outcome, resume, train
     from vitreous.weights.load import load
@@ -42,6 +43,7 @@ _HOMES = {
     "DataSet": "vitreous.data.sources",
     "open_data": "vitreous.data.opening",
     "TrainConfig": "vitreous.training.config",
+    "finetune": "vitreous.training.finetune",
     "recipe": "vitreous.training.recipes",
     "train": "vitreous.training.train",
     "resume": "vitreous.training.train",
@@ -69,6 +71,7 @@ __all__ = [
     "convert",
     "cost",
     "create",
+    "finetune",
     "load",
     "names",
     "open_data",

@@ -34,7 +34,10 @@ def help_text() -> str:
     )
     environment = {**os.environ, "COLUMNS": "100"}  # on a wider one the boxes stand side by side
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    return result.stdout.replace("--epochs TEXT, --duration TEXT", "--duration TEXT")  # it has two names
+    text = result.stdout
+    for other, name in (("--epochs TEXT", "--duration TEXT"), ("--size N [N]", "--image-size N [N]")):
+        text = text.replace(f"{other}, {name}", name)  # they have two names
+    return text
 
 
 def flag(field: str) -> str:

@@ -87,6 +87,33 @@ def test_ties_go_by_index(classes: int, images: int, seed: int) -> None:
     assert sum(result.confusion[c][c] for c in range(classes)) == round(result.top1 * images)
 
 
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_calibration_error_as_defined(sigmoid: bool) -> None:
+    targets = torch.randint(0, 7, (500,))
+    logits = 2 * torch.randn(500, 7) + 2 * F.one_hot(targets, 7)
+    scores = Scores(7, sigmoid=sigmoid)
+    for batch in zip(logits.split(130), targets.split(130), torch.zeros(500).split(130), strict=True):
+        scores.add(*batch)
+    confidence, answers = (logits.sigmoid() if sigmoid else logits.softmax(1)).double().max(1)
+    expected = 0.0
+    for low in range(15):
+        inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
+        if inside.any():
+            right = (answers == targets)[inside].double().mean()
+            expected += float((right - confidence[inside].mean()).abs() * inside.double().mean())
+    found = scores.result().calibration
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert 0.01 < expected < 0.9
+
+
+def test_calibration_of_what_is_certain() -> None:
+    assert scored(torch.tensor([[99.0, 0.0], [0.0, 99.0]]), torch.tensor([0, 1])).calibration == 0
+    assert scored(torch.tensor([[99.0, 0.0], [0.0, 99.0]]), torch.tensor([1, 0])).calibration == 1
+    assert scored(torch.tensor([[NAN, 0.0], [0.0, 99.0]]), torch.tensor([1, 1])).calibration == 0
+    assert scored(torch.full((1, 2), NAN), torch.tensor([1])).calibration is None
+    assert scored(torch.randn(4, 2), torch.ones(4, 2).bool()).calibration is None
+
+
 def test_nan_is_wrong_and_counted() -> None:
     logits = torch.tensor([[NAN, NAN, NAN], [1.0, NAN, 0.0], [2.0, 1.0, 0.0], [torch.inf, 0.0, 0.0]])
     result = scored(logits, torch.tensor([0, 0, 0, 0]))

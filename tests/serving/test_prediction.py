@@ -16,7 +16,8 @@ from vitreous.errors import VitreousError
 from vitreous.models import BiT, BiTConfig
 from vitreous.preprocessing import Preprocessing
 from vitreous.serving import prediction
-from vitreous.serving.prediction import Prediction, labels_of, predict
+from vitreous.serving.prediction import Prediction, predict
+from vitreous.weights.known import labels_of
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from vitreous.training.world import World
 
 # These take a gigabyte of disk for a step, or are another recipe for longer.
 PLANNED_ONLY = ("plain_s16_300", "paper_imagenet1k", "paper_imagenet21k")
+# These adapt weights that are given with them to any data, which decides the rest.
+ADAPTING = tuple(name for name in RECIPES if name.startswith("finetune_"))
 FORM = """97% of it, in 3 minutes, on a GPU.
 
 `vitreous train it --recipe this`: it, of which
@@ -40,8 +42,12 @@ def test_a_recipe_says_what_it_reaches(name: str) -> None:
     found, text = card(name), getdoc(RECIPES[name]) or ""
     assert text.splitlines()[0] == f"{found.result}, in {found.time}, on {found.hardware}."
     assert len(text.splitlines()[0]) <= 120
-    program, command, data, flag, value = found.command.split()[:5]
-    assert (program, command, flag, value) == ("vitreous", "train", "--recipe", name)
+    program, command, data, *flags = found.command.split()
+    if name in ADAPTING:
+        assert (program, command, flags[0]) == ("vitreous", "finetune", "--from")
+        assert flags[2:4] == ["--recipe", name.removeprefix("finetune_")]
+    else:
+        assert (program, command, *flags[:2]) == ("vitreous", "train", "--recipe", name)
     assert data
     if found.time.endswith("not measured by us"):  # then the number is somebody else's, or there is none
         assert "published by" in found.result or "measured" in found.result
@@ -125,15 +131,18 @@ def few_steps(config: TrainConfig, out: Path, steps: int, batch: int) -> TrainCo
     )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ADAPTING])
 def test_a_recipe_leaves_nothing_to_chance(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
     """The data decides how many classes there are; the weights to begin with, if there are any, the image size."""
     config = few_steps(recipe(name), tmp_path / "run", 20, 4)
     data = open_data(data_of(name, photos, pixels))
     start = begin(config, len(data.classes))[0] if config.architecture.start else None
     made = plan(data, config, World(), start=start)
-    assert {choice.field for choice in made.choices} <= ({"image_size"} if start else set())
-    assert made.config.with_(image_size=config.architecture.image_size) == config
+    free = {"image_size"} if start else set()
+    if config.reading.val_fraction == 0:
+        free.add("best_by")  # nothing is held out, so nothing is chosen by it
+    assert {choice.field for choice in made.choices} <= free
+    assert made.config.with_(image_size=config.architecture.image_size, best_by=config.run.best_by) == config
     with torch.device("meta"):
         assert build(made.model).head.out_features == len(data.classes)
 
@@ -141,9 +150,11 @@ def test_a_recipe_leaves_nothing_to_chance(name: str, photos: Path, pixels: Path
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in PLANNED_ONLY])
 def test_a_recipe_runs(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
     """Unchanged but for its length and its batch."""
-    config = few_steps(recipe(name), tmp_path / "run", steps=2, batch=4)
+    steps = 4 if recipe(name).schedule.progressive else 2  # some for each image size
+    config = few_steps(recipe(name), tmp_path / "run", steps, batch=4)
+    config = config.with_(start="vitreous-mini", image_size=32) if name in ADAPTING else config
     outcome = train(data_of(name, photos, pixels), config, quiet=True)
-    assert outcome.steps == 2
+    assert outcome.steps == steps
     losses = [line["loss"] for line in records(tmp_path / "run", "train")]
     assert losses
     assert all(np.isfinite(losses))

@@ -1,13 +1,12 @@
 """The checkpoint that comes with the package: found by its name, as safe and as whole as any other."""
 
 import json
-import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -106,52 +105,81 @@ def test_it_is_in_the_wheel(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- examples/ship_mini.py
 
 
-def ship(run: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "examples" / "ship_mini.py", run, "--out", out]
+def ship(run: Path, data: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "examples" / "ship_mini.py", run, data, "--out", out]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_run_is_shipped(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out.safetensors"
-    run.mkdir()
-    model = vitreous.load(NAME)
-    with torch.no_grad():  # numbers that 16 bits cannot hold exactly
-        for p in model.parameters():
-            p.mul_(1.0001)
-    model.config = replace(model.config, stochastic_depth=0.1)
-    vitreous.save(model, run / "best.safetensors")
-    assert ship(run, out).returncode == 0
-    shipped_model = vitreous.load(out)
-    assert shipped_model.config == zoo.config(NAME)
-    assert shipped_model.labels == model.labels
-    assert shipped_model.preprocessing == model.preprocessing
-    assert "CIFAR-10" in shipped_model.report.origin["trained_on"]
-    for ours, theirs in zip(shipped_model.parameters(), model.parameters(), strict=True):
-        assert torch.equal(ours, theirs.half().float())
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plain colours, a class each."""
+    random, labels = np.random.default_rng(0), np.arange(80) % 20
+    colours = random.integers(0, 256, (20, 1, 1, 3))
+    pixels = np.clip(colours[labels] + random.normal(0, 4, (80, 112, 112, 3)), 0, 255).astype(np.uint8)
+    path = tmp_path_factory.mktemp("data") / "mini.npz"
+    parts = {
+        "train_images": pixels[:60],
+        "train_labels": labels[:60],
+        "val_images": pixels[60:],
+        "val_labels": labels[60:],
+    }
+    np.savez(path, **parts, classes=np.array(vitreous.load(NAME).labels))
+    return path
 
 
-@pytest.mark.parametrize("fault", ["width", "labels", "size"])
-def test_what_does_not_fit_is_not_shipped(tmp_path: Path, fault: str) -> None:
-    model = vitreous.load(NAME)
-    if fault == "width":
-        model = tiny_vit()
-    elif fault == "labels":
-        model.labels = tuple(map(str, range(20)))
-    else:
-        torch.nn.init.constant_(model.get_parameter("head.weight"), 1e6)
+def deeper() -> vitreous.VisionTransformer:
+    """A model as the recipe trains it: with more blocks than are shipped."""
+    shipped_one = vitreous.load(NAME)
+    torch.manual_seed(0)
+    model = vitreous.create(NAME, depth=8, stochastic_depth=0.1)
+    model.preprocessing, model.labels = shipped_one.preprocessing, shipped_one.labels
+    return model
+
+
+def test_a_run_is_shipped_without_its_last_blocks(tmp_path: Path, data: Path) -> None:
+    model, out = deeper(), tmp_path / "out.safetensors"
     vitreous.save(model, tmp_path / "best.safetensors")
-    result = ship(tmp_path, tmp_path / "out.safetensors")
-    assert result.returncode == 1
-    sentence = {"width": "not the zoo's vitreous-mini: ", "labels": "its classes are 0, 1", "size": "too large for 16"}
-    assert sentence[fault] in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "out.safetensors").exists()
-
-
-def test_info_tells_what_it_was_trained_on(tmp_path: Path) -> None:
-    shutil.copy(FILE, tmp_path / "best.safetensors")
-    assert ship(tmp_path, tmp_path / "out.safetensors").returncode == 0
-    command = [sys.executable, "-m", "vitreous", "info", str(tmp_path / "out.safetensors"), "--json"]
+    result = ship(tmp_path, data, out)
+    assert result.returncode == 0, result.stderr
+    assert "of the images held out from training 100.0% are right" in result.stdout
+    made = vitreous.load(out)
+    assert made.config == zoo.config(NAME)
+    assert (made.labels, made.preprocessing) == (model.labels, model.preprocessing)
+    assert "CIFAR-10" in made.report.origin["trained_on"]
+    theirs = dict(model.named_parameters())
+    for name, p in made.named_parameters():
+        if name.startswith(("patch_embed.", "blocks.")):
+            assert torch.equal(p, theirs[name].half().float()), name
+    command = [sys.executable, "-m", "vitreous", "info", str(out), "--json"]
     facts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert facts["model"] == NAME
     assert "Imagenette" in facts["origin"]["trained_on"]
+
+
+@pytest.mark.parametrize("fault", ["width", "depth", "labels", "large", "data"])
+def test_what_does_not_fit_is_not_shipped(tmp_path: Path, data: Path, fault: str) -> None:
+    model = deeper()
+    if fault == "width":
+        model = tiny_vit()
+    elif fault == "depth":
+        model = vitreous.create(NAME, depth=2)
+    elif fault == "labels":
+        model.labels = tuple(map(str, range(20)))
+    elif fault == "large":
+        torch.nn.init.constant_(model.get_parameter("blocks.0.norm1.bias"), 1e6)
+    else:
+        np.savez(tmp_path / "other.npz", images=np.zeros((4, 8, 8, 3), np.uint8), labels=np.arange(4) % 2)
+        data = tmp_path / "other.npz"
+    vitreous.save(model, tmp_path / "best.safetensors")
+    result = ship(tmp_path, data, tmp_path / "out.safetensors")
+    assert result.returncode == 1
+    sentence = {
+        "width": "not the zoo's vitreous-mini: ",
+        "depth": "depth is 2, less than 7",
+        "labels": "its classes are 0, 1",
+        "large": "too large for 16",
+        "data": "not what mini_data.py makes",
+    }
+    assert sentence[fault] in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out.safetensors").exists()

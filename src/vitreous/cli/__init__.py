@@ -17,8 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     import tyro
 
+    from vitreous.cli.compare import compare
     from vitreous.cli.convert import convert
     from vitreous.cli.data import data
+    from vitreous.cli.evaluate import evaluate
+    from vitreous.cli.features import features
+    from vitreous.cli.finetune import finetune_command
     from vitreous.cli.info import info
     from vitreous.cli.models import models
     from vitreous.cli.predict import predict
@@ -34,8 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app = tyro.extras.SubcommandApp()
         for command in (
             train_command(arguments if arguments[:1] == ["train"] else ()),
+            finetune_command(arguments if arguments[:1] == ["finetune"] else ()),
             data,
             predict,
+            evaluate,
+            features,
+            compare,
             info,
             convert,
             models,

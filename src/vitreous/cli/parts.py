@@ -2,7 +2,10 @@
 
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -10,9 +13,118 @@ import tyro
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from vitreous.evaluation.subject import Bar, Loading, Tick
+    from vitreous.training.telling import Teller
+
 Number = Annotated[int | None, tyro.conf.arg(metavar="N")]
 Size = Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="PX [PX]")]  # one number is a square
 Preset = Annotated[Literal["google", "augreg", "deit", "torchvision", "dino"] | None, tyro.conf.arg(metavar="NAME")]
+
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What is measured."""
+
+    model: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """a checkpoint of Vitreous or of another program, a run directory, vitreous-mini, or random:NAME for a model as it
+    is before training."""
+    heads: Number = None
+    """attention heads, for a checkpoint that does not tell."""
+    preprocessing: Preset = None
+    """what the model was trained to see, where a checkpoint does not tell: google, augreg, deit, torchvision, dino."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What features are worth."""
+
+    measures: Annotated[
+        tuple[Literal["fewshot", "knn", "probe"], ...],
+        tyro.conf.arg(name="with", metavar="fewshot knn probe", help_behavior_hint=""),
+    ] = ()
+    """how the features under the head are measured, learnt from the train split."""
+    shots: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N ...")] = (1, 5, 10, 25)
+    """images of each class that few-shot learns from."""
+    cache: Folder = None
+    """where features are kept; if not given, in the user's cache folder."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """How images come to the model."""
+
+    batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 64
+    """how many images the model is shown at once."""
+    workers: Number = None
+    """processes that decode; chosen by cores and data if not given."""
+    device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
+    """"cpu", "cuda", "cuda:1"...; auto: a GPU if there is one."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """of the model's arithmetic."""
+
+    def loading(self, teller: "Teller") -> "Loading":
+        from vitreous.evaluation.subject import Loading
+        from vitreous.training.hardware import pick_device, pick_precision
+
+        device = pick_device(self.device)
+        precision, note = pick_precision(self.precision, device)
+        if note:
+            teller.note(note)
+        return Loading(device, self.batch_size, self.workers, "bf16" if precision == "bf16" else "fp32")
+
+
+def paced(teller: "Teller") -> "Bar":
+    """Bars that count images, with how many there are in a second and the time left."""
+    import time
+
+    @contextmanager
+    def bar(title: str, images: int) -> "Iterator[Tick]":
+        started, seen = time.perf_counter(), 0
+        with teller.bar(title, images) as tell:
+
+            def tick(more: int) -> None:
+                nonlocal seen
+                seen += more
+                tell(more, f"{seen / max(1e-9, time.perf_counter() - started):,.0f} images/s")
+
+            yield tick
+
+    return bar
+
+
+@contextmanager
+def stopping(kept: bool) -> Iterator[None]:
+    """Ctrl-C is one sentence, which says how to go on where that is possible."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = "stopped; finished features are kept, and the same command goes on from there"
+        raise KeyboardInterrupt(text if kept else "stopped") from None
+
+
+def show_columns(columns: "list[tuple[str, list[str]]]", left: int = 1) -> None:
+    """A table of text, its first columns to the left and numbers to the right, below an empty line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place, (name, _) in enumerate(columns):
+        table.add_column(Text(name), justify="left" if place < left else "right", overflow="fold")
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*(Text(cell.encode("utf-8", "replace").decode()) for cell in row))
+    print()
+    show_table(table)
+
+
+def write_json(path: Path, value: dict[str, object]) -> None:
+    """A JSON file, whole or not at all."""
+    from vitreous.weights.files import dump_json, replacing
+
+    with replacing(path) as temporary:
+        dump_json(temporary, value)
 
 
 def show_table(table: "Table") -> None:

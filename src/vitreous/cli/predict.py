@@ -58,6 +58,7 @@ def predict(
         raise VitreousError("--top and --batch-size must be 1 or more")
 
     from vitreous.serving import prediction
+    from vitreous.weights.known import labels_of
     from vitreous.weights.load import load
 
     network = load(model, heads=heads, device=settled(device), preprocessing=preprocessing)
@@ -75,7 +76,7 @@ def predict(
         known = network.labels or ()
         text = f"{MINI} answers, which knows {len(known)} classes: {', '.join(known)}"
         notes.print(text, style="dim", soft_wrap=True)
-    if network.labels is None and prediction.labels_of(network):
+    if network.labels is None and labels_of(network):
         notes.print("the model names no classes; there are 1,000, so the names are ImageNet-1k's", style="dim")
 
     skipped = 0

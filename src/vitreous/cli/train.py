@@ -13,51 +13,69 @@ import tyro
 from vitreous.training.config import TrainConfig
 from vitreous.training.recipes import RECIPES, recipe
 
-NOT_CHOSEN = ("start", "out", "wandb", "patience", "data_dir", "beside")  # what stays open where it is not given
+Data = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")]
+Recipe = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+Resumed = Annotated[str | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
+DATA = """a folder (class/*.jpg, or train|val|test/class/*.jpg), a manifest (.csv, .tsv, .jsonl) of paths and
+            labels, an .npz of images and labels, tar shards, Parquet, a Hugging Face data set, or a name: digits,
+            fashion-mnist, cifar10, cifar100."""
+# What stays open where it is not given.
+NOT_CHOSEN = ("start", "preprocessing", "out", "wandb", "patience", "data_dir", "beside", "lr_candidates", "lora_alpha")
+# Other names: what a number alone means, and what nobody can mistake where a size is asked for.
+ALIASES = {"duration": ["--epochs"], "image_size": ["--size"]}
 
 
 def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     """The command. What its flags default to depends on the recipe, or on the run that is resumed."""
-    default = _default(_value_of("--recipe", arguments), _value_of("--resume", arguments))
-    groups = {group.name: _flags(getattr(default, group.name)) for group in fields(default)}
-    parts = [(name, type(flags), field(default=flags)) for name, flags in groups.items()]
-    kind: Any = make_dataclass("Config", parts, frozen=True)
+    kind: Any = flags(default(arguments, lambda name: TrainConfig() if name is None else recipe(name)))
 
     def train(
-        data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")] = None,
+        data: Data = None,
         /,
         *,
-        recipe: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None,
-        resume: Annotated[str | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="")] = None,
+        recipe: Recipe = None,
+        resume: Resumed = None,
         config: Annotated[kind, tyro.conf.arg(name="")] = kind(),  # noqa: B008 (it is frozen)
     ) -> None:
-        from vitreous.errors import VitreousError
-        from vitreous.training import train as training
-
-        signal.signal(signal.SIGTERM, _end)  # before and after the loop, which has a way of its own
-        values = {name: value for group in groups for name, value in vars(getattr(config, group)).items()}
-        settled = TrainConfig.from_flat(values)
-        if resume is not None:
-            if recipe is not None:
-                raise VitreousError("--recipe and --resume: a run that goes on has its config already")
-            training.resume(resume, settled, data=data)
-            return
-        if data is None:
-            raise VitreousError("DATA is missing: a folder of images, a file, or a name (vitreous train --help)")
-        training.train(data, settled)
+        carry_out("train", data, recipe, resume, config)
 
     train.__doc__ = f"""Train a model on images.
 
     What is not given is chosen by the data, and told. Stop at any time with Ctrl-C; `--resume` goes on exactly there.
 
     Args:
-        data: a folder (class/*.jpg, or train|val|test/class/*.jpg), a manifest (.csv, .tsv, .jsonl) of paths and
-            labels, an .npz of images and labels, tar shards, Parquet, a Hugging Face data set, or a name: digits,
-            fashion-mnist, cifar10, cifar100.
+        data: {DATA}
         recipe: begin with a recipe's settings: {", ".join(RECIPES)}.
         resume: go on with the run in this directory.
     """
     return train
+
+
+def flags(config: TrainConfig) -> Any:
+    """A dataclass of all fields as flags, which default to those of a config."""
+    groups = {group.name: _flags(getattr(config, group.name)) for group in fields(config)}
+    parts = [(name, type(group), field(default=group)) for name, group in groups.items()]
+    return make_dataclass("Config", parts, frozen=True)
+
+
+def carry_out(command: str, data: str | None, recipe: str | None, resume: str | None, config: Any) -> None:
+    """Begin a run with what the flags say, or go on with one."""
+    from vitreous.errors import VitreousError
+    from vitreous.training import train as training
+
+    signal.signal(signal.SIGTERM, _end)  # before and after the loop, which has a way of its own
+    values = {name: value for group in vars(config).values() for name, value in vars(group).items()}
+    settled = TrainConfig.from_flat(values)
+    if resume is not None:
+        if recipe is not None:
+            raise VitreousError("--recipe and --resume: a run that goes on has its config already")
+        training.resume(resume, settled, data=data)
+        return
+    if data is None:
+        raise VitreousError(f"DATA is missing: a folder of images, a file, or a name (vitreous {command} --help)")
+    if command == "finetune" and settled.architecture.start is None:
+        raise VitreousError("--from is missing: a checkpoint, a run directory, vitreous-mini or hf://owner/name")
+    training.train(data, settled)
 
 
 def _end(number: int, frame: object) -> None:
@@ -77,7 +95,7 @@ def _flags(group: Any) -> Any:
             metavar=_word(hints[one.name]),
             help=texts[one.name],
             help_behavior_hint=_hint(one, value),
-            aliases=["--epochs"] if one.name == "duration" else None,  # what a number alone means
+            aliases=ALIASES.get(one.name),
         )
         annotated.append((one.name, Annotated[hints[one.name], argument], field(default=value)))
     made = make_dataclass(kind.__name__, annotated, frozen=True)
@@ -103,6 +121,8 @@ def _word(hint: Any) -> str | None:
         return "|".join(get_args(hint if get_origin(hint) is Literal else kinds[0]))
     if get_origin(hint) is tuple:
         return "X X" if kinds[0] is float else "TEXT ..."
+    if len(kinds) == 1 and get_origin(kinds[0]) is tuple:
+        return "X ..."
     words = {int: "N", float: "X", str: "TEXT", bool: "True|False"}
     return words[kinds[0]] if len(kinds) == 1 else "N [N]"
 
@@ -122,9 +142,10 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _default(named: str | None, resumed: str | None) -> TrainConfig:
-    if resumed is not None:
+def default(arguments: Sequence[str], named: Callable[[str | None], TrainConfig]) -> TrainConfig:
+    """The config that flags change: that of a run which is resumed, or of a recipe."""
+    if (resumed := _value_of("--resume", arguments)) is not None:
         from vitreous.training.folder import RunFolder
 
         return TrainConfig.from_flat(RunFolder.opened(resumed).description()["config"])
-    return TrainConfig() if named is None else recipe(named)
+    return named(_value_of("--recipe", arguments))

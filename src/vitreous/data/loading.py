@@ -335,6 +335,7 @@ class EvalLoader:
     device: torch.device
     rank: int = 0
     ranks: int = 1
+    unreadable: dict[int, str] | None = None  # filled on the way, where no survey has looked at the images before
 
     @property
     def indices(self) -> Tensor:
@@ -356,8 +357,12 @@ class EvalLoader:
             return
         tasks = ((indices, indices) for indices in self.indices.split(self.batch_size))
         for chunk in chunks(self.source, self.prepare, tasks, self.workers, replace=False):
-            if chunk.bad:
+            if self.unreadable is not None:
+                self.unreadable.update(chunk.bad)
+            elif chunk.bad:
                 raise VitreousError(f"{chunk.bad[0][1]}; it could be read when the data was checked")
+            if not len(chunk.sizes):
+                continue
             pixels = chunk.flat.view(len(chunk.sizes), *size, -1)
             indices, labels = (_sent(x, self.device) for x in (chunk.indices, self.source.labels[chunk.indices]))
             yield _sent(pixels, self.device).permute(0, 3, 1, 2), labels, indices

@@ -16,6 +16,8 @@ __all__ = ["ClassScore", "Example", "Extremes", "Result", "Scores", "average_pre
 
 MOST_CONFUSED = 2048  # classes for which all pairs are counted: 32 MiB; more have their own counts only
 AT_ONCE = 2**24  # scores that are sorted together for average precision
+BINS = 15  # of confidence, for the calibration error
+PART = 2.0**-30  # confidences are added up in whole parts of this: the order of the images cannot change the sum
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Result:
     per_class: tuple[ClassScore, ...]
     confusion: tuple[tuple[int, ...], ...] | None  # row: the truth, column: the answer; None for several labels
     invalid: int = 0  # images for which the model said NaN; they count as wrong, and as no answer
+    calibration: float | None = None  # expected calibration error: how far confidence is from being right, on average
 
     def summary(self) -> dict[str, float]:
         numbers = {name: getattr(self, name) for name in ("loss", "top1", "top5", "balanced", "map")}
@@ -79,13 +82,18 @@ class Scores:
     With one label for each image only counts are kept, whatever the number of images. With several, average precision
     needs the order of all scores: they are kept, (N, K) in float32.
 
+    `sigmoid` says how logits become probabilities, for the calibration error of single labels.
+
     Over several processes: sum each of `sums()` in place, concatenate each of `gathered()` and give that to `take`.
     """
 
-    def __init__(self, classes: int, multi_label: bool = False, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, classes: int, multi_label: bool = False, device: torch.device | str = "cpu", sigmoid: bool = False
+    ) -> None:
         if classes < 1:
             raise VitreousError(f"scores for {classes} classes: there must be at least one")
         self.classes, self.multi_label, self.device = classes, multi_label, torch.device(device)
+        self.sigmoid = sigmoid
         with torch.inference_mode(False):  # made in inference mode they could not be summed outside it
             self.loss = torch.zeros((), dtype=torch.float64, device=device)
             self.counts = self._zeros(len(COUNTS))
@@ -93,6 +101,8 @@ class Scores:
             self.truths, self.rights, self.answers = (self._zeros(classes) for _ in range(3))
             pairs = not multi_label and classes <= MOST_CONFUSED
             self.pairs = self._zeros(classes * classes) if pairs else None
+            # In each bin of confidence: answers that are right, and confidence itself.
+            self.correct, self.confidence = self._zeros(BINS), self._zeros(BINS)
             self.logits = [torch.zeros(0, classes, device=device)]
             self.targets = [torch.zeros(0, classes, dtype=torch.bool, device=device)]
 
@@ -110,7 +120,7 @@ class Scores:
 
     def sums(self) -> list[Tensor]:
         """The counts themselves. Summed over processes in place, they are those of all images."""
-        counts = [self.loss, self.counts, self.truths, self.rights, self.answers]
+        counts = [self.loss, self.counts, self.truths, self.rights, self.answers, self.correct, self.confidence]
         return counts if self.pairs is None else [*counts, self.pairs]
 
     def gathered(self) -> list[Tensor]:
@@ -147,6 +157,7 @@ class Scores:
             per_class=per_class,
             confusion=None if self.pairs is None else _rows(self.pairs.view(self.classes, self.classes)),
             invalid=counts["invalid"],
+            calibration=self._calibration(images - counts["invalid"]) if single else None,
         )
 
     def _add_one(self, logits: Tensor, targets: Tensor, invalid: Tensor) -> None:
@@ -165,6 +176,18 @@ class Scores:
         self.answers.index_add_(0, answers, valid.long())
         if self.pairs is not None:
             self.pairs.index_add_(0, targets * self.classes + answers, valid.long())
+        self._add_confidence(logits.float(), first, valid)
+
+    def _add_confidence(self, logits: Tensor, right: Tensor, valid: Tensor) -> None:
+        probabilities = logits.sigmoid() if self.sigmoid else logits.softmax(1)
+        confidence = torch.where(valid, probabilities.amax(1), 0.0).double()
+        bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+        self.correct.index_add_(0, bins, right.long())
+        self.confidence.index_add_(0, bins, (confidence / PART).round().long())
+
+    def _calibration(self, images: int) -> float | None:
+        gaps = (self.correct.double() - self.confidence.double() * PART).abs()
+        return gaps.sum().item() / images if images else None
 
     def _add_several(self, logits: Tensor, targets: Tensor, invalid: Tensor) -> None:
         answers = (logits > 0) & ~invalid[:, None]

@@ -27,7 +27,7 @@ VARIANTS: dict[str, dict[str, int]] = {
 # Of the checkpoint that comes with the package.
 MINI: dict[str, Any] = {
     "width": 192,
-    "depth": 8,
+    "depth": 7,
     "heads": 3,
     "mlp_dim": 768,
     "patch_size": 8,

@@ -15,8 +15,8 @@ from torch import Tensor
 from vitreous.data.decoding import decode
 from vitreous.errors import VitreousError
 from vitreous.models.base import Model
-from vitreous.preprocessing import Preprocessing, plain
-from vitreous.weights.labels import imagenet1k
+from vitreous.preprocessing import Preprocessing
+from vitreous.weights.known import labels_of, preprocessing_of
 
 THREADS = min(8, (os.cpu_count() or 1) + 1)  # that decode while the model runs
 
@@ -33,31 +33,6 @@ class Prediction:
     image: str | Path
     top: tuple[Answer, ...]  # the most probable first
     error: str | None = None  # why there is no answer
-
-
-def preprocessing_of(model: Model) -> Preprocessing:
-    """What the model was trained to see; for one that does not say, its own size and pixels in -1..1."""
-    config: Any = model.config
-    found = model.preprocessing
-    if found is None:
-        return plain(config.image_size, config.channels)
-    assert isinstance(found, Preprocessing)
-    if len(found.mean) != config.channels:
-        raise VitreousError(
-            f"the model takes {config.channels} channels, and its preprocessing is for {len(found.mean)}"
-        )
-    return found
-
-
-def labels_of(model: Model) -> tuple[str, ...] | None:
-    """The names of the model's classes. A thousand classes without names are taken to be ImageNet-1k's."""
-    config: Any = model.config
-    classes = config.num_classes
-    if model.labels is None:
-        return imagenet1k() if classes == 1000 else None
-    if len(model.labels) != classes:
-        raise VitreousError(f"the model has {classes} classes and {len(model.labels)} names for them")
-    return model.labels
 
 
 def predict(model: Model, images: Iterable[str | Path], *, top: int = 5, batch_size: int = 32) -> Iterator[Prediction]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
@@ -15,11 +16,12 @@ from vitreous.models import zoo
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, plain
-from vitreous.training import starting
+from vitreous.training import durations, starting
 from vitreous.training.config import TrainConfig
 from vitreous.training.starting import Start
 
 LOOKED_AT = 64  # images whose size is looked up
+NOT_OF_MODELS = ("start", "preprocessing", "model")  # of the architecture, and no field of a model's config
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def _sizes(source: Source) -> Iterator[tuple[int, int]]:
 def choose(config: TrainConfig, known: Facts) -> tuple[TrainConfig, list[Choice]]:
     """Fill in what was left open. What was given is kept, and what depends on it follows it."""
     choices: list[Choice] = []
-    for rule in (_objective, _model, _length, _augmentation, _optimiser):
+    for rule in (_objective, _model, _paper, _length, _augmentation, _optimiser):
         for field, value, why in rule(config, known):
             if config.flat()[field] is None:
                 choices.append(Choice(field, value, why))
@@ -208,6 +210,49 @@ def _step(config: ViTConfig | BiTConfig) -> int:
     return patch * (1 if config.backbone is None else config.backbone.stride)
 
 
+@dataclass(frozen=True)
+class Row:
+    """Of the paper's Table 4, with what it says about development splits beside it."""
+
+    images: float  # data of up to so many
+    like: str
+    steps: int
+    rates: tuple[float, ...]
+    held_out: float  # share of the training images to choose the learning rate by
+
+
+TABLE_4 = (
+    Row(1_000, "VTAB", 2_500, (0.01,), 0.2),
+    Row(20_000, "Pets and Flowers", 500, (0.001, 0.003, 0.01, 0.03), 0.1),
+    Row(200_000, "CIFAR", 10_000, (0.001, 0.003, 0.01, 0.03), 0.02),
+    Row(math.inf, "ImageNet", 20_000, (0.003, 0.01, 0.03, 0.06), 0.01),
+)
+WARMUP = 500  # steps of the official code, whose run of 500 steps has 50
+
+
+def _paper(config: TrainConfig, known: Facts) -> Rules:
+    """Table 4, which knows data sets by name: here it is their number of images that counts."""
+    row = next(row for row in TABLE_4 if known.images <= row.images)
+    if config.finetuning.lr_candidates:
+        yield "dev_fraction", row.held_out, f"{known.images:,} training images"
+    if config.finetuning.rules == "ours":
+        return
+    like = f"as the paper does with {row.like}, for {known.images:,} training images"
+    yield "batch_size", 512, "the paper's"
+    batch = config.schedule.batch_size or 512
+    yield "duration", f"{row.steps} steps", like
+    length = config.schedule.duration or f"{row.steps} steps"
+    steps = durations.whole_run(length, batch_size=batch, images=known.images)
+    yield "warmup", f"{min(WARMUP, -(-steps // 10))} steps", f"the official code's {WARMUP}, at most a tenth of the run"
+    if config.optimiser.lr is not None or config.finetuning.lr_candidates:
+        return
+    if len(row.rates) == 1:
+        yield "lr", row.rates[0], like
+    else:
+        yield "lr_candidates", row.rates, like
+        yield "dev_fraction", row.held_out, like
+
+
 def _length(config: TrainConfig, known: Facts) -> Rules:
     table = ((2_000, 100, 32), (10_000, 100, 64), (100_000, 100, 128), (500_000, 100, 512), (None, 90, 1024))
     epochs, batch = next((e, b) for limit, e, b in table if limit is None or known.images < limit)
@@ -252,7 +297,9 @@ def _optimiser(config: TrainConfig, known: Facts) -> Rules:
     kind, batch = config.optimiser.optimiser or "adamw", config.schedule.batch_size or 128
     lr, why = _rate(config, known, kind), f"{kind} at a batch of {batch:,}"
     lr = lr if batch <= 512 else lr * (batch / 512) ** 0.5
-    yield "lr", float(f"{lr:.3g}"), why if known.start is None else f"{why}, low enough to keep what was learnt before"
+    if not config.finetuning.lr_candidates:
+        why = why if known.start is None else f"{why}, low enough to keep what was learnt before"
+        yield "lr", float(f"{lr:.3g}"), why
     yield "weight_decay", 1e-4 if kind == "sgd" else 0.05, f"usual for {kind}"
     yield "ema", 0.999 if known.images >= 2_000 else 0.99, "a mean of the last steps, for nothing"
 
@@ -261,6 +308,8 @@ def _rate(config: TrainConfig, known: Facts, kind: str) -> float:
     """The learning rate for batches of up to 512."""
     if known.start is not None:
         wide = isinstance(known.start.model, BiTConfig) or known.start.model.width > 384
+        if config.optimiser.layer_decay < 1 and kind != "sgd":  # it is the head's, and far less for the first layers
+            return 3e-4 if wide else 1e-3
         return 0.01 if kind == "sgd" else 1e-4 if wide else 3e-4
     small = (config.architecture.width or 192) <= 128 and not _is_bit(config, known)
     return 0.03 if kind == "sgd" else 2e-3 if small or kind == "lamb" else 1e-3
@@ -270,7 +319,7 @@ def model_config(config: TrainConfig, known: Facts) -> ViTConfig | BiTConfig:
     """The config of the model that this run trains."""
     if known.start is not None:
         return starting.model_config(known.start, config.architecture)
-    own = {name: value for name, value in vars(config.architecture).items() if name not in ("start", "model")}
+    own = {name: value for name, value in vars(config.architecture).items() if name not in NOT_OF_MODELS}
     given = {name: value for name, value in own.items() if value is not None}
     name = config.architecture.model or ""
     return zoo.config(name, num_classes=known.classes, channels=known.channels, **given)
@@ -285,6 +334,7 @@ def preprocessing(config: TrainConfig, known: Facts) -> Preprocessing:
     if known.start is not None:  # pixels are on the scale that its weights know
         shown = replace(shown, mean=known.start.preprocessing.mean, std=known.start.preprocessing.std)
     height, width = _pair(size)
-    if crop == 1 or height != width:  # the short side alone would leave a rectangle with black edges
+    squashed = crop == 1 or config.finetuning.rules == "paper"  # as the official code shows images
+    if squashed or height != width:  # the short side alone would leave a rectangle with black edges
         return shown
     return replace(shown, resize=round(height / 0.875) if height >= 128 else height)

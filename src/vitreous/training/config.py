@@ -14,7 +14,7 @@ from vitreous.errors import VitreousError
 
 Duration = str
 """How long: "30 epochs", "500 steps", "64000 examples", or "5%" of the whole run; see durations.py."""
-DURATIONS = ("duration", "warmup", "cooldown", "rsqrt_timescale", "evaluate_every")
+DURATIONS = ("duration", "warmup", "cooldown", "rsqrt_timescale", "evaluate_every", "candidate_duration")
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Architecture:
 
     start: str | None = None
     """Weights to begin with: a checkpoint of any dialect, a run directory, vitreous-mini, hf://owner/name."""
+    preprocessing: Literal["google", "augreg", "deit", "torchvision", "dino"] | None = None
+    """The scale of pixels that those weights know, where their file does not tell."""
     model: str | None = None
     """A name that `vitreous models` lists: Ti/16, S/16, R50+B/16, BiT-R50x1 ..."""
     image_size: int | tuple[int, int] | None = None
@@ -94,7 +96,7 @@ class Optimiser:
     lr_multipliers: tuple[str, ...] = ()
     """PATTERN=FACTOR for parameters by name: "head.*=10"."""
     freeze: tuple[str, ...] = ()
-    """Patterns of the names of parameters that stay as they are: "patch_embed.*" "blocks.[0-5].*"."""
+    """Patterns of the names of parameters that stay as they are: "blocks.[0-5].*"; "!head.*": all but the head's."""
     ema: float | None = None
     """The running mean of the weights, evaluated beside the raw ones: its decay for each step (0.999); 0: none."""
 
@@ -116,11 +118,29 @@ class Schedule:
     rsqrt_timescale: Duration = "10%"
     """Of rsqrt: how long the learning rate takes to fall to 1/sqrt(2)."""
     progressive: tuple[str, ...] = ()
-    """PX@DURATION: smaller images first. "16@40%" "24@30%": 16 px for 40% of the run, 24 for 30%, then the full size."""
+    """PX@DURATION: smaller images first. "16@40%" "24@30%": 16 px for 40% of the run, 24 for 30%, then all of it."""
     batch_size: int | None = None
     """Images of one step, all processes together."""
     micro_batch: int | None = None
     """Images of one pass on one device; gradients are accumulated to the batch. Halved where memory runs out."""
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """How weights to begin with are adapted, and how their learning rate is found."""
+
+    rules: Literal["ours", "paper"] = "ours"
+    """Paper: steps and learning rates that are left open go by the number of images, as in its Table 4."""
+    lr_candidates: tuple[float, ...] | None = None
+    """Learning rates to try on a development split; the best one then trains on all training images."""
+    dev_fraction: float | None = None
+    """The share of the training images in that split; chosen by their number."""
+    candidate_duration: Duration = "100%"
+    """How long each of them is tried: a share of the run, or "200 steps"."""
+    lora: int = 0
+    """Low-rank adapters of this rank on the matrices of a ViT's blocks; only they and the head are trained. 0: none."""
+    lora_alpha: float | None = None
+    """What adapters add is multiplied by this and divided by their rank; twice the rank."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +187,7 @@ class TrainConfig:
     objective: Objective = field(default_factory=Objective)
     optimiser: Optimiser = field(default_factory=Optimiser)
     schedule: Schedule = field(default_factory=Schedule)
+    finetuning: Finetuning = field(default_factory=Finetuning)
     run: Run = field(default_factory=Run)
 
     def with_(self, **changes: Any) -> TrainConfig:

@@ -22,7 +22,6 @@ from vitreous.training.losses import Loss
 from vitreous.training.optimisers import Optimisers, clip_
 from vitreous.training.world import World
 
-
 VERSIONS = 64  # of one compiled function: models and image sizes that one process may train
 
 

@@ -75,6 +75,11 @@ class RunFolder:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
+    def describe(self, description: dict[str, Any]) -> None:
+        """What there is to say about the run is more than when it was begun."""
+        with replacing(self.path / "config.json") as temporary:
+            dump_json(temporary, description)
+
     def description(self) -> dict[str, Any]:
         found = read_json(self.path / "config.json")
         if not isinstance(found.get("config"), dict) or not isinstance(found.get("data"), str):

@@ -12,6 +12,7 @@ from vitreous.errors import VitreousError
 from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
+from vitreous.training.parameters import Trained
 
 
 def pick_device(name: str) -> torch.device:
@@ -24,7 +25,7 @@ def pick_device(name: str) -> torch.device:
         known = "cpu" + "".join(f", cuda:{i}" for i in range(torch.cuda.device_count()))
         raise VitreousError(f"device = {name!r} cannot be used here: there is {known}") from error
     if device.type not in ("cpu", "cuda"):
-        raise VitreousError(f"device = {name!r}: training runs on cpu and cuda")
+        raise VitreousError(f"device = {name!r}: there is cpu and cuda")
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
 
 
@@ -33,7 +34,7 @@ def pick_precision(name: str, device: torch.device) -> tuple[str, str | None]:
     if name == "auto":
         return ("bf16" if device.type == "cuda" else "fp32"), None
     if name == "bf16" and device.type == "cpu" and not _bf16_lives():
-        return "fp32", "bf16 matrix products end the process on this CPU (tried in a child process): training in fp32"
+        return "fp32", "bf16 matrix products end the process on this CPU (tried in a child process): fp32 is used"
     return name, None
 
 
@@ -79,9 +80,10 @@ def used_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def training_memory(config: ViTConfig | BiTConfig, micro_batch: int, precision: str, copies: int) -> int:
-    """Bytes that a training step takes, about: `copies` of the weights in fp32 (gradients, moments, their mean), what
-    the forward of a micro-batch keeps, and the largest thing made on the way."""
+def training_memory(config: ViTConfig | BiTConfig, micro_batch: int, precision: str, copies: int, part: Trained) -> int:
+    """Bytes that a training step takes, about: `copies` of the weights in fp32 (themselves, gradients, moments, their
+    mean), what the forward of a micro-batch keeps, and the largest thing made on the way. `part`: what is trained."""
     found = cost(config)
     share = 0.6 if precision == "bf16" else 1.0  # norms, residuals and masks stay in fp32
-    return round(found.parameters * 4 * copies + micro_batch * found.activation_bytes * share * 1.1)
+    weights = found.parameters + part.numbers * (copies - 1)
+    return round(4 * weights + micro_batch * found.activation_bytes * part.share * share * 1.1)

@@ -15,7 +15,7 @@ import torch
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.metrics import Result, Scores
-from vitreous.training import state
+from vitreous.training import lora, state
 from vitreous.training.engine import Engine, Stepped
 from vitreous.training.feeding import Feed
 from vitreous.training.folder import RunFolder, program
@@ -29,6 +29,10 @@ from vitreous.training.world import World
 from vitreous.weights.save import save as save_model
 
 PROFILED = (5, 10)  # steps of a process that --profile records, first and last
+
+
+class DivergenceError(VitreousError):
+    """The loss, or a gradient, is no number any more."""
 
 
 @dataclass
@@ -226,7 +230,7 @@ class Loop:
         path.write_text("".join(f"{self.feed.train.source.name(i)}\n" for i in indices), errors="surrogateescape")
         kept = state.states(self.folder.state)
         saved = f"the last good state is {kept[0].name}" if kept else "no state was saved before it"
-        raise VitreousError(
+        raise DivergenceError(
             f"the {what} is no longer a number at step {step} (examples {start} to {stop - 1} of the stream, named in"
             f" {path}); {saved}; try a lower lr, a longer warmup or clip"
         )
@@ -260,7 +264,7 @@ class Loop:
     def _scored(self) -> Result:
         assert self.feed.val is not None
         engine, device = self.engine, self.engine.device
-        scores = Scores(engine.loss.classes, self.plan.known.several, device)
+        scores = Scores(engine.loss.classes, self.plan.known.several, device, engine.loss.sigmoid)
         engine.model.eval()
         score(engine.predict, self.feed.val, self.plain_loss, scores)
         self.world.add_up(scores.sums())
@@ -295,7 +299,8 @@ class Loop:
             return
         model: Any = self.engine.model
         model.report = None
-        with self.engine.ema.applied() if weights == "ema" and self.engine.ema is not None else nullcontext():
+        mean = self.engine.ema.applied() if weights == "ema" and self.engine.ema is not None else nullcontext()
+        with mean, lora.merged(model):
             save_model(model, path)
 
     def keep_last_as_best(self) -> None:

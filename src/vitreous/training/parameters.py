@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -57,10 +58,28 @@ def muon_matrices(model: VisionTransformer | BiT) -> dict[str, int]:
     return {name: several.get(match[1] or match[2], 1) for name, match in found.items() if match}
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What of a model is trained."""
+
+    numbers: int
+    share: float  # of the layers, from the lowest one up: those below it keep nothing for the backward pass
+
+
+def trained(model: VisionTransformer | BiT) -> Trained:
+    moving = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    last = last_layer(model)
+    lowest = min((layer_of(name, model) for name in moving), default=last)
+    return Trained(sum(p.numel() for p in moving.values()), (last - lowest + 1) / (last + 1))
+
+
 def freeze_(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Train no parameter whose name matches one of the patterns."""
+    """Train no parameter whose name matches one of the patterns; "!PATTERN" matches all names that PATTERN does not."""
     parameters = dict(model.named_parameters())
-    frozen = {name for pattern in patterns for name in _matching(pattern, parameters, "freeze", "parameter")}
+    frozen: set[str] = set()
+    for pattern in patterns:
+        named = _matching(pattern.removeprefix("!"), parameters, "freeze", "parameter")
+        frozen |= parameters.keys() - set(named) if pattern.startswith("!") else set(named)
     if parameters and all(name in frozen or not p.requires_grad for name, p in parameters.items()):
         raise VitreousError("freeze: every parameter is frozen, so that there is nothing to train")
     for name in frozen:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.preprocessing import Preprocessing
-from vitreous.training import choosing, durations, losses, optimisers, schedules, sinks
+from vitreous.training import choosing, durations, lora, losses, optimisers, schedules, sinks
 from vitreous.training.choosing import Choice, Facts
-from vitreous.training.config import TrainConfig
+from vitreous.training.config import Finetuning, TrainConfig
 from vitreous.training.hardware import be_deterministic, free_memory, pick_device, pick_precision, training_memory
+from vitreous.training.parameters import Trained, trained
 from vitreous.training.starting import Start
 from vitreous.training.telling import sizes
 from vitreous.training.world import World
@@ -43,6 +45,7 @@ class Plan:
     log_every: int
     micro_batch: int
     memory: int  # bytes of a step, about
+    trained: Trained
     schedule: Callable[[int], float]
     stages: tuple[tuple[int, tuple[int, int]], ...]  # of progressive training: before which step, at which size
     notes: tuple[str, ...]
@@ -50,6 +53,11 @@ class Plan:
     @property
     def batch_size(self) -> int:
         return self.config.schedule.batch_size or 0
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Learning rates of which one has to be chosen before the run can begin."""
+        return self.config.finetuning.lr_candidates or () if self.config.optimiser.lr is None else ()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -78,9 +86,9 @@ def plan(data: DataSet, config: TrainConfig, world: World, start: Start | None =
     batch, images = config.schedule.batch_size or 0, known.images
     steps = durations.whole_run(config.schedule.duration or "", batch_size=batch, images=images)
     schedule = schedules.build(config.schedule, steps, batch, images)
-    _try_out(config, data, model, known)
+    part = _try_out(config, data, model, known)
     copies = (3 if config.optimiser.optimiser == "sgd" else 4) + bool(config.optimiser.ema)
-    micro, memory, tight = _passes(config, model, precision, copies, device)
+    micro, memory, tight = _passes(config, model, precision, copies, part, device)
     return Plan(
         config,
         known,
@@ -94,19 +102,25 @@ def plan(data: DataSet, config: TrainConfig, world: World, start: Start | None =
         max(1, min(50, steps // LINES)),
         micro,
         memory,
+        part,
         schedule,
         _stages(config, model, steps, batch, images),
         tuple(text for text in (note, tight, *(start.guesses if start else ())) if text),
     )
 
 
-def _try_out(config: TrainConfig, data: DataSet, model: ViTConfig | BiTConfig, known: Facts) -> None:
+def _try_out(config: TrainConfig, data: DataSet, model: ViTConfig | BiTConfig, known: Facts) -> Trained:
     """What these would say to their options, they say now and not when all images have been read."""
+    rates = config.finetuning.lr_candidates
+    options = config.optimiser if config.optimiser.lr or not rates else replace(config.optimiser, lr=max(rates))
     losses.build(config.objective, data.train.labels, known.classes, "cpu")
     with torch.device("meta"):
-        optimisers.build(build(model), config.optimiser, fused=False)
+        drawn = build(model)
+        lora.adapt_(drawn, config.finetuning)
+        optimisers.build(drawn, options, fused=False)
     Stream(known.images, 0, data.train.labels if config.reading.balanced else None)
     sinks.check(config.run.tensorboard, config.run.wandb)
+    return trained(drawn)
 
 
 def _stages(
@@ -147,7 +161,7 @@ def _every(config: TrainConfig, steps: int, batch: int, images: int) -> int:
 
 
 def _passes(
-    config: TrainConfig, model: ViTConfig | BiTConfig, precision: str, copies: int, device: torch.device
+    config: TrainConfig, model: ViTConfig | BiTConfig, precision: str, copies: int, part: Trained, device: torch.device
 ) -> tuple[int, int, str | None]:
     """How many images go through the model at once: all of a batch, or as many as memory seems to allow."""
     paired = bool(config.augmentation.mixup or config.augmentation.cutmix)
@@ -155,7 +169,7 @@ def _passes(
     free = free_memory(device)
 
     def needed(count: int) -> int:
-        return training_memory(model, count, precision, copies)
+        return training_memory(model, count, precision, copies, part)
 
     if needed(1) > free:
         note = f"a single image would take about {sizes(needed(1))}, and {device} has {sizes(free)} free"
@@ -184,6 +198,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "erase": (lambda x: 0 <= x <= 1, "a probability, 0 to 1"),
     "mixup": (lambda x: x >= 0, "0 or more"),
     "cutmix": (lambda x: x >= 0, "0 or more"),
+    "dev_fraction": (lambda x: 0 < x < 1, "a share of the training images, above 0 and below 1"),
+    "lr_candidates": (lambda x: len(x) > 1 and all(0 < rate < math.inf for rate in x), "two positive numbers or more"),
     "ema": (lambda x: 0 <= x < 1, "a decay, 0 to below 1"),
     "patience": (lambda x: x >= 1, "1 or more evaluations"),
     "save_minutes": (lambda x: x > 0, "more than 0"),
@@ -225,10 +241,20 @@ def check(config: TrainConfig, data: DataSet, world: World) -> None:
 
 def _no_idle_options(given: TrainConfig, settled: TrainConfig, data: DataSet) -> None:
     """An option that would change nothing is a misunderstanding."""
-    asked, now = given.augmentation, settled.augmentation
+    asked, now, tuning = given.augmentation, settled.augmentation, given.finetuning
+    if given.optimiser.lr is not None and tuning.lr_candidates:
+        raise VitreousError("lr and lr_candidates: one learning rate is given, or it is chosen among several")
+    for name in ("dev_fraction", "candidate_duration"):
+        if getattr(tuning, name) != getattr(Finetuning(), name) and not settled.finetuning.lr_candidates:
+            raise VitreousError(f"{name}: is for choosing among lr_candidates, and there are none")
+    if given.architecture.start is None and given.architecture.preprocessing is not None:
+        raise VitreousError("preprocessing: is that of weights to begin with, and none are given (--from)")
+    if given.architecture.start is None and (tuning.lora or tuning.rules == "paper"):
+        asks = f"lora = {tuning.lora}" if tuning.lora else "rules = 'paper'"
+        raise VitreousError(f"{asks}: adapts weights to begin with, and none are given (--from)")
     if asked.magnitude and now.randaugment == 0:
         raise VitreousError(f"magnitude = {asked.magnitude}: is RandAugment's, and randaugment = 0 asks for none")
     if (asked.aspect or 1) != 1 and now.crop == 1:
         raise VitreousError(f"aspect = {asked.aspect}: is that of crops, and crop = 1 asks for none")
-    if given.run.best_by is not None and data.val is None:
+    if given.run.best_by is not None and data.val is None and not settled.finetuning.lr_candidates:
         raise VitreousError("best_by: there are no validation images to choose by (val_fraction = 0)")

@@ -126,6 +126,8 @@ def _tiles(report: Report, history: History) -> str:
     if result := report.result:
         tiles += [(share(value), f"{report.split} {name}") for value, name in _shares(result)]
         tiles.append((_loss(result.loss), f"{report.split} loss"))
+        if result.calibration is not None:
+            tiles.append((share(result.calibration), f"{report.split} calibration error"))
         if result.invalid:
             tiles.append((f"{result.invalid:,}", "images answered with NaN"))
     for key, name in (("top1", "accuracy"), ("map", "mAP")):

@@ -76,7 +76,14 @@ def begin(config: TrainConfig, classes: int) -> tuple[Start, State]:
     if not source.strip():
         raise VitreousError("start is empty: name a checkpoint, a run directory, vitreous-mini or hf://owner/name")
     try:
-        found = read(source, num_classes=classes, image_size=asked.image_size, dtype=torch.float32)
+        found = read(
+            source,
+            num_classes=classes,
+            image_size=asked.image_size,
+            heads=asked.heads,
+            preprocessing=asked.preprocessing,
+            dtype=torch.float32,
+        )
         _check(found.config)
     except VitreousError as error:
         raise VitreousError(f"the weights to begin with cannot be used: {error}") from error
@@ -95,7 +102,8 @@ def begin_again(start: Start, config: TrainConfig) -> State:
 
 def model_config(start: Start, asked: Architecture) -> ViTConfig | BiTConfig:
     """The config of the model in this run: what is dropped in training is the run's own."""
-    drops: dict[str, Any] = {name: getattr(asked, name) for name in DROPS if getattr(asked, name) is not None}
+    own = [name for name in DROPS if getattr(asked, name) is not None and hasattr(start.model, name)]
+    drops: dict[str, Any] = {name: getattr(asked, name) for name in own}
     return replace(start.model, **drops)
 
 
@@ -110,7 +118,7 @@ def _agree(asked: Architecture, model: ViTConfig | BiTConfig, name: str) -> None
     """A field that would make another model of it is a misunderstanding."""
     given = {field: value for field, value in vars(asked).items() if value is not None}
     wrong = [f for f in (*STRUCTURE, *REST) if f in given and not _same(given[f], getattr(model, f, None))]
-    wrong += [field for field in DROPS if field in given and not hasattr(model, field)]
+    wrong += [field for field in DROPS if given.get(field) and not hasattr(model, field)]
     theirs = [field for field in wrong if hasattr(model, field)]
     if asked.model is not None:
         named = zoo.config(asked.model)

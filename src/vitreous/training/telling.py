@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,12 @@ class Teller:
         self.live = sys.stderr.isatty() and not quiet
         self.out = Console(**plain, width=None if sys.stdout.isatty() else 120)
         self.notes = self.out if sys.stdout.isatty() and self.live else Console(stderr=True, **plain)
+
+    def aside(self) -> Teller:
+        """For a part of a larger run: notes and bars, and no tables."""
+        part = copy(self)
+        part.out = Console(quiet=True)
+        return part
 
     def say(self, text: str, style: str | None = None) -> None:
         self.out.print(text, style=style, soft_wrap=True)

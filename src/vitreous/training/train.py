@@ -26,7 +26,7 @@ from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build
-from vitreous.training import beside, losses, optimisers, starting, state
+from vitreous.training import beside, lora, losses, optimisers, rates, starting, state
 from vitreous.training.beside import Ran
 from vitreous.training.config import TrainConfig
 from vitreous.training.ema import Ema
@@ -78,16 +78,21 @@ def train(
         raise VitreousError("out: several processes have to be told of one run directory")
     opened = open_data(name, config.reading)
     folder = RunFolder.named(config.run.out, opened.name)
+    return _begin(opened, anchored(name), config, folder, teller, world)
+
+
+def _begin(
+    opened: DataSet, source: str, config: TrainConfig, folder: RunFolder, teller: Teller, world: World
+) -> Outcome:
     if config.run.beside is not None:
         beside.opened(config.run.beside, opened.classes, folder)
     start, weights = _beginning(config, opened)
     made = plan(opened, config, world, start)
     _introduce(opened, made, teller)
-    fed = feed(opened, made, world, teller)
     description = {
         "vitreous": __version__,
-        "data": anchored(name),
-        "config": _stored(made.config, fed).flat(),
+        "data": source,
+        "config": _stored(made.config).flat(),
         "choices": [asdict(choice) for choice in made.choices],
         "start": start.to_json() if start else None,
         "classes": list(opened.classes),
@@ -97,9 +102,17 @@ def train(
         "command": command(),
         "environment": environment(made.device),
     }
-    engine = _engine(opened, made, fed, weights)  # whatever can still be wrong is wrong before anything is written
+    # Whatever can still be wrong is wrong before anything is written.
+    if made.rates:
+        plan(rates.development(opened, made.config), rates.candidate(made, max(made.rates)), world, start)
+        if world.first:
+            folder.create(description)
+        with folder.locked(world.first):
+            return _choose_and_train(opened, made, folder, weights, teller, world)
+    fed = feed(opened, made, world, teller)
+    engine = _engine(opened, made, fed, weights)
     if world.first:
-        folder.create(description)
+        folder.create({**description, "config": _stored(made.config, fed).flat()})
     with folder.locked(world.first):
         _tell_bad(fed, folder, teller, world)
         return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
@@ -127,18 +140,12 @@ def resume(
         teller.note(f"{folder.path} is complete: there is nothing left to do")
         return _finished(folder)
     with folder.locked(world.first):
-        return _go_on(folder, description, config, data, teller, world)
+        opened = open_data(os.fspath(data) if data is not None else description["data"], config.reading)
+        return _go_on(opened, config, folder, teller, world)
 
 
-def _go_on(
-    folder: RunFolder,
-    description: dict[str, Any],
-    config: TrainConfig,
-    data: str | os.PathLike[str] | None,
-    teller: Teller,
-    world: World,
-) -> Outcome:
-    opened = open_data(os.fspath(data) if data is not None else description["data"], config.reading)
+def _go_on(opened: DataSet, config: TrainConfig, folder: RunFolder, teller: Teller, world: World) -> Outcome:
+    description = folder.description()
     if fingerprint(opened) != description.get("fingerprint"):
         raise VitreousError(f"{folder.path}: the data is not what it was: other images, labels or classes than then")
     if config.run.beside is not None:
@@ -152,19 +159,49 @@ def _go_on(
         raise VitreousError(
             f"device: the run began on {began}, and only there can it go on exactly; here it is {made.device}"
         )
+    if made.rates:
+        return _choose_and_train(opened, made, folder, weights, teller, world)
     fed = feed(opened, made, world, teller)
     _tell_bad(fed, folder, teller, world)
     engine = _engine(opened, made, fed, weights)
     return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=True)
 
 
-def _stored(config: TrainConfig, fed: Feed) -> TrainConfig:
+def _choose_and_train(
+    opened: DataSet, made: Plan, folder: RunFolder, weights: State, teller: Teller, world: World
+) -> Outcome:
+    """Choose the learning rate, in runs of their own, then train with it on all training images."""
+
+    def run(part: DataSet, config: TrainConfig, place: RunFolder) -> Result | None:
+        if (place.path / "result.json").is_file():
+            return _finished(place).result
+        if (place.path / "config.json").is_file():
+            free = {name: config.flat()[name] for name in FREE}
+            config = TrainConfig.from_flat({**place.description()["config"], **free})
+            with place.locked(world.first):
+                return _go_on(part, config, place, teller.aside(), world).result
+        return _begin(part, folder.description()["data"], config, place, teller.aside(), world).result
+
+    choice = rates.choose(opened, made, folder, run, teller, world)
+    teller.note(f"lr = {choice.value:g}: {choice.why}")
+    made = plan(opened, made.config.with_(lr=choice.value), world, made.known.start, again=True)
+    fed = feed(opened, made, world, teller)
+    engine = _engine(opened, made, fed, weights)
+    if world.first:
+        described = folder.description()
+        choices = [*described["choices"], asdict(choice)]
+        folder.describe({**described, "config": _stored(made.config, fed).flat(), "choices": choices})
+    _tell_bad(fed, folder, teller, world)
+    return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
+
+
+def _stored(config: TrainConfig, fed: Feed | None = None) -> TrainConfig:
     """The config as a resumed run has to find it: held images are cropped by the device, others by Pillow."""
     place = config.reading.data_dir
     place = None if place is None else str(Path(place).expanduser().absolute())
     start = config.architecture.start
     return config.with_(
-        hold="always" if fed.held else "never",
+        hold=config.reading.hold if fed is None else "always" if fed.held else "never",
         data_dir=place,
         start=None if start is None else starting.anchored(start),
         beside=beside.anchored(config.run.beside),
@@ -238,7 +275,7 @@ def _carry_out(data: DataSet, loop: Loop, resumed: bool) -> Outcome:
     try:
         loop.sinks = _sinks(loop.plan, loop.folder, loop.progress.step) if loop.world.first else []
     except VitreousError:
-        if not resumed:
+        if not resumed and not loop.plan.config.finetuning.lr_candidates:  # choosing one took long
             shutil.rmtree(loop.folder.path, ignore_errors=True)
         raise
     try:
@@ -262,6 +299,7 @@ def _engine(data: DataSet, made: Plan, fed: Feed, weights: State | None = None) 
     if weights:
         model.load_state_dict(weights)
         weights.clear()  # once is enough
+    lora.adapt_(model, config.finetuning)
     model.preprocessing, model.labels, model.multi_label = made.preprocessing, data.classes, data.multi_label
     model.to(made.device)
     loss = losses.build(config.objective, data.train.labels, made.known.classes, made.device)
@@ -318,12 +356,13 @@ def _introduce(data: DataSet, made: Plan, teller: Teller) -> None:
     height, width = made.size
     counts = ", ".join(f"{len(source):,} {name}" for name, source in data.splits.items())
     shown = "grey" if made.model.channels == 1 else "RGB"
+    part = "" if made.trained.numbers == found.parameters else f", of which {made.trained.numbers:,} are trained"
     passes = -(-made.batch_size // made.micro_batch)
     by = f"{passes} passes of {made.micro_batch}" if passes > 1 else "one pass"
     teller.table(
         [
             ("data", f"{data.name}: {counts} images, {len(data.classes):,} classes ({data.split or 'no validation'})"),
-            ("model", f"{_shape(made)}: {found.parameters:,} parameters, {height} x {width} {shown}"),
+            ("model", f"{_shape(made)}: {found.parameters:,} parameters{part}, {height} x {width} {shown}"),
             *([("begins", f"with {_beginning_of(made)}")] if made.known.start else []),
             ("run", f"{made.steps:,} steps of {made.batch_size:,} images ({config.schedule.duration}), {by}"),
             ("device", f"{made.device}, {made.precision}"),
@@ -359,7 +398,7 @@ def _beginning_of(made: Plan) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return " x ".join(map(str, value))
+        return (", " if isinstance(value[0], float) else " x ").join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -398,7 +437,7 @@ def _measure(
     """In fp32, from the file: what whoever loads it will get."""
     model = load(folder.best, device=made.device)
     loss = Loss(made.config.objective.loss == "sigmoid", made.known.classes)
-    scores = Scores(made.known.classes, made.known.several, made.device)
+    scores = Scores(made.known.classes, made.known.several, made.device, loss.sigmoid)
     extremes = Extremes(SHOWN, made.known.several, loss.sigmoid)
     with teller.bar(f"measuring on {split}", len(loader.indices)) as tell:
         score(model, loader, loss, scores, extremes, tell)

@@ -24,6 +24,12 @@ def imagenet1k_wordnet_ids() -> tuple[str, ...]:
     return tuple(wordnet_id for wordnet_id, _ in _lines())
 
 
+@cache
+def imagenet1k_synonyms() -> tuple[str, ...]:
+    """All names of each class, in one text: "tench, Tinca tinca"."""
+    return tuple(synonyms for _, synonyms in _lines())
+
+
 def _lines() -> list[tuple[str, str]]:
     text = files("vitreous.weights").joinpath("imagenet1k.txt").read_text(encoding="utf-8")
     return [(line[:9], line[10:]) for line in text.splitlines()]

@@ -19,6 +19,7 @@ from vitreous.training.config import TrainConfig
 from vitreous.training.recipes.cifar10 import cifar10, cifar10_fast
 from vitreous.training.recipes.digits import digits
 from vitreous.training.recipes.digits_transfer import digits_transfer
+from vitreous.training.recipes.finetuning import finetune_fast, finetune_linear, finetune_lora, finetune_paper
 from vitreous.training.recipes.imagenet import deit3, paper_imagenet1k, paper_imagenet21k, plain_s16, plain_s16_300
 from vitreous.training.recipes.imagenette import imagenette, vitreous_mini
 from vitreous.training.recipes.small_folder import small_folder
@@ -38,11 +39,16 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         deit3,
         paper_imagenet1k,
         paper_imagenet21k,
+        finetune_paper,
+        finetune_fast,
+        finetune_linear,
+        finetune_lora,
     )
 }
+FINETUNING = tuple(name.removeprefix("finetune_") for name in RECIPES if name.startswith("finetune_"))
 FORM = re.compile(
     r"(?P<result>[^\n]+), in (?P<time>[^\n]+), on (?P<hardware>[^\n]+)\.\n\n"
-    r"`(?P<command>vitreous train [^`\n]+)`: (?P<data>.+?)\.(?:\n\n(?P<notes>.+))?",
+    r"`(?P<command>vitreous (?:train|finetune) [^`\n]+)`: (?P<data>.+?)\.(?:\n\n(?P<notes>.+))?",
     re.DOTALL,
 )
 
@@ -63,6 +69,15 @@ class Card:
 def recipe(name: str) -> TrainConfig:
     """The config of a recipe."""
     return _named(name)()
+
+
+def finetuning(name: str) -> TrainConfig:
+    """The config of a recipe of `vitreous finetune`, by its short name."""
+    if name not in FINETUNING:
+        near = get_close_matches(name, FINETUNING, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(FINETUNING)}"
+        raise VitreousError(f"no recipe of fine-tuning is called {name!r}; {hint}")
+    return recipe(f"finetune_{name}")
 
 
 def card(name: str) -> Card:

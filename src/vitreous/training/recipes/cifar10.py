@@ -6,7 +6,8 @@ from vitreous.training.config import TrainConfig
 def cifar10() -> TrainConfig:
     """95.8% of the test images (96.0, 95.5, 95.8 with seeds 0, 1, 2), in 2.0 to 2.6 minutes each, on one H200.
 
-    `vitreous train cifar10.npz --recipe cifar10`: CIFAR-10, all 50,000 training images.
+    `vitreous train cifar10 --recipe cifar10 --data-dir FOLDER`: CIFAR-10, all 50,000 training images; FOLDER has its
+    files.
 
     Nothing is held out, nothing is chosen by the test images, and they are shown as they are: the weights that are
     measured are the mean of the last ones. Smaller images first: 36 tokens for 60% of the epochs, then 64.
@@ -53,7 +54,8 @@ def cifar10() -> TrainConfig:
 def cifar10_fast() -> TrainConfig:
     """91.6% of the test images (91.4 to 91.9 with seeds 0 to 4), in 35 s each, 74 s when compiling, on one H200.
 
-    `vitreous train cifar10.npz --recipe cifar10_fast`: CIFAR-10, all 50,000 training images.
+    `vitreous train cifar10 --recipe cifar10_fast --data-dir FOLDER`: CIFAR-10, all 50,000 training images; FOLDER has
+    its files.
 
     The recipe of cifar10 for a quarter of its epochs, with less of everything that makes the images harder: with so
     little mixup, half the images are as good as unmixed.

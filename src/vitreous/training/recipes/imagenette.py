@@ -57,8 +57,8 @@ def vitreous_mini() -> TrainConfig:
     `vitreous train mini.npz --recipe vitreous_mini`: CIFAR-10's and Imagenette's training images as one set of 20
     classes, which examples/mini_data.py makes.
 
-    The checkpoint that comes with the package. Grey, blurred and solarised images are among those that it learns from:
-    what it is good for afterwards may be drawn or grey.
+    What the checkpoint in the package is made of: its first 7 blocks, by examples/ship_mini.py. Grey, blurred and
+    solarised images are among those that it learns from, since what it is good for afterwards may be drawn or grey.
     """
     return imagenette().with_(
         model="vitreous-mini",

@@ -1,0 +1,83 @@
+"""Features and measures that were computed before, found again by what they depend on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from vitreous.data.sources import Source
+from vitreous.evaluation.features import HEAD
+from vitreous.evaluation.measures import VERSION, Bank, Measure, Method, Settings, measure
+from vitreous.evaluation.store import Features, Origin, read_features, write_features
+from vitreous.evaluation.subject import Loading, Parts, Subject
+from vitreous.preprocessing import Preprocessing
+from vitreous.weights.files import dump_json, replacing
+
+
+def usual_place() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitreous"
+
+
+@dataclass(frozen=True)
+class Cache:
+    folder: Path
+
+    def features(
+        self,
+        subject: Subject,
+        source: Source,
+        preprocessing: Preprocessing,
+        loading: Loading,
+        tick: Callable[[int], None],
+    ) -> Features:
+        """Read back, after making what is missing of them."""
+        place = self.folder / "features" / Origin.of(subject, source, preprocessing, loading).key
+        write_features(subject, source, place, preprocessing, loading, HEAD, tick=tick)
+        return read_features(place)
+
+    def measures(
+        self,
+        subject: Subject,
+        parts: Parts,
+        methods: Sequence[Method],
+        settings: Settings,
+        preprocessing: Preprocessing,
+        loading: Loading,
+        tick: Callable[[int], None] = lambda images: None,
+    ) -> list[Measure]:
+        """All measures of a model on some images, each taken once: what was measured before is read."""
+        sources = (parts.train, parts.test)
+        origins = [Origin.of(subject, source, preprocessing, loading).key for source in sources]
+        kept = {method: self._place(origins, method, settings) for method in methods}
+        found = {method: measures for method in methods if (measures := _read(kept[method])) is not None}
+        if len(found) < len(methods):
+            held = [self.features(subject, source, preprocessing, loading, tick) for source in sources]
+            bank = Bank(held[0].features, held[0].labels, held[1].features, held[1].labels)
+            for method in methods:
+                if method not in found:
+                    found[method] = measure(method, bank, settings, loading.device)
+                    _write(kept[method], found[method])
+        return [one for method in methods for one in found[method]]
+
+    def _place(self, origins: list[str], method: str, settings: Settings) -> Path:
+        text = json.dumps([VERSION, origins, method, asdict(settings)], sort_keys=True)
+        return self.folder / "measures" / f"{blake2b(text.encode(), digest_size=16).hexdigest()}.json"
+
+
+def _read(path: Path) -> list[Measure] | None:
+    try:
+        return [Measure.from_json(values) for values in json.loads(path.read_text())["measures"]]
+    except (OSError, ValueError, KeyError, TypeError):  # whatever is wrong with it: it is made anew
+        return None
+
+
+def _write(path: Path, measures: list[Measure]) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        dump_json(temporary, {"measures": [one.to_json() for one in measures]})

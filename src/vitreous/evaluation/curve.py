@@ -1,0 +1,67 @@
+"""The picture of accuracy against resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitreous.errors import VitreousError
+from vitreous.weights.files import replacing
+
+if TYPE_CHECKING:
+    from vitreous.evaluation.evaluate import Evaluation
+
+
+def check_drawing() -> None:
+    """Before hours of work: whether a picture can be drawn at the end."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise VitreousError('drawing needs matplotlib: pip install "vitreous[plot]"') from None
+
+
+def draw_curve(found: Sequence[Evaluation], title: str, folder: Path) -> list[Path]:
+    """resolution.png and resolution.svg: accuracy of every kind there is, against the image size."""
+    check_drawing()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    ordered = sorted(found, key=lambda one: one.size)
+    labels = [str(one.size[0]) if one.size[0] == one.size[1] else f"{one.size[0]}x{one.size[1]}" for one in ordered]
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, values in _lines(ordered).items():
+        (line,) = axes.plot(range(len(values)), [100 * value for value in values], marker="o", label=name)
+        for place, value in enumerate(values):
+            offset: Any = (0, 6)
+            axes.annotate(
+                f"{100 * value:.1f}",
+                (place, 100 * value),
+                offset,
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=line.get_color(),
+            )
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set(xlabel="image size (px)", ylabel="accuracy (%)", title=title)
+    axes.margins(y=0.12)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    paths = [folder / "resolution.png", folder / "resolution.svg"]
+    for path in paths:
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=path.suffix[1:], dpi=160)
+    return paths
+
+
+def _lines(found: Sequence[Evaluation]) -> dict[str, list[float]]:
+    columns = {
+        "top-1": [one.result.top1 for one in found],
+        "top-5": [one.result.top5 for one in found],
+        "mAP": [one.result.map for one in found],
+        "ReaL": [None if one.real is None else one.real.top1 for one in found],
+    }
+    return {name: [v for v in values if v is not None] for name, values in columns.items() if None not in values}

@@ -1,0 +1,119 @@
+"""A linear classifier on features, trained with many learning rates and decays at once.
+
+Every pair of a rate and a decay is a head; all heads are columns of one matrix, so that a batch of features is
+multiplied once for all of them. The objective is that of logistic regression: mean cross-entropy plus decay / 2 times
+the squares of the weights (not of the biases); with scikit-learn's C and N images, decay = 1 / (C N).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import VitreousError
+
+RATES = (0.003, 0.01, 0.03)
+DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6)
+BATCH, LEAST_STEPS, LEAST_EPOCHS = 512, 1000, 10
+MOST_LOGITS = 2**24  # of a batch and all heads
+BETAS, EPS = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class Head:
+    rate: float
+    decay: float
+
+
+HEADS = tuple(Head(rate, decay) for rate, decay in product(RATES, DECAYS))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Classifiers of standardised features, one for each head."""
+
+    mean: Tensor
+    std: Tensor
+    weights: Tensor  # (D, heads, classes)
+    biases: Tensor  # (heads, classes)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(N, heads, classes)."""
+        x = (features - self.mean) / self.std
+        logits: Tensor = (x @ self.weights.flatten(1)).unflatten(1, self.biases.shape) + self.biases
+        return logits
+
+    def scores(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Accuracy and mean loss of each head, (heads,) each."""
+        right, loss = torch.zeros(2, len(self.biases), dtype=torch.float64, device=features.device)
+        rows = max(1, MOST_LOGITS // self.biases.numel())
+        for x, y in zip(features.split(rows), labels.split(rows), strict=True):
+            logits = self.logits(x)
+            right += (logits.argmax(2) == y[:, None]).double().sum(0)
+            own = logits.gather(2, y[:, None, None].expand(-1, logits.shape[1], 1))[..., 0]
+            loss += (logits.logsumexp(2) - own).double().sum(0)
+        return right / len(labels), loss / len(labels)
+
+
+@torch.no_grad()
+def fit(features: Tensor, labels: Tensor, heads: Sequence[Head], classes: int, seed: int = 0) -> Linear:
+    """Train all heads on the same batches: Adam, from zero, rates that fall to zero along a cosine."""
+    device, (images, width) = features.device, features.shape
+    mean, std = features.mean(0), features.std(0, correction=0) + 1e-5
+    x = (features - mean) / std
+    rates = torch.tensor([head.rate for head in heads], device=device).repeat_interleave(classes)
+    decays = torch.tensor([head.decay for head in heads], device=device).repeat_interleave(classes)
+    columns = len(heads) * classes
+    weights = torch.zeros(width + 1, columns, device=device)  # the last row is the biases
+    first, second = torch.zeros_like(weights), torch.zeros_like(weights)
+    batch = min(BATCH, max(64, images // 4), max(64, MOST_LOGITS // columns))
+    steps = max(LEAST_STEPS, math.ceil(LEAST_EPOCHS * images / batch))
+    gradient = torch.empty_like(weights)
+    order = _order(images, batch, steps, seed)
+    for step in range(steps):
+        chosen = next(order).to(device)
+        rows, truths = x[chosen], labels[chosen]
+        slopes = torch.addmm(weights[-1], rows, weights[:-1]).view(len(rows), len(heads), classes).softmax(2)
+        slopes[torch.arange(len(rows), device=device), :, truths] -= 1
+        slopes = slopes.view(len(rows), columns).div_(len(rows))
+        torch.mm(rows.T, slopes, out=gradient[:-1])
+        gradient[:-1].addcmul_(weights[:-1], decays.expand(width, -1))
+        torch.sum(slopes, 0, out=gradient[-1])
+        _adam(weights, gradient, first, second, rates * (0.5 + 0.5 * math.cos(math.pi * step / steps)), step + 1)
+    shape = (len(heads), classes)
+    return Linear(mean, std, weights[:-1].unflatten(1, shape).clone(), weights[-1].view(shape).clone())
+
+
+def _adam(weights: Tensor, gradient: Tensor, first: Tensor, second: Tensor, rates: Tensor, step: int) -> None:
+    first.lerp_(gradient, 1 - BETAS[0])
+    second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+    spread = (second / (1 - BETAS[1] ** step)).sqrt_().add_(EPS)
+    weights.sub_(first / spread * (rates / (1 - BETAS[0] ** step)))
+
+
+def _order(images: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
+    """Numbers of images, batch by batch, epoch after epoch in another order; batches straddle epochs."""
+    generator = torch.Generator().manual_seed(seed)
+    waiting = torch.empty(0, dtype=torch.int64)
+    for _ in range(steps):
+        while len(waiting) < batch:
+            waiting = torch.cat((waiting, torch.randperm(images, generator=generator)))
+        yield waiting[:batch]
+        waiting = waiting[batch:]
+
+
+def choose(features: Tensor, labels: Tensor, learn: Tensor, judge: Tensor, classes: int, seed: int = 0) -> Head:
+    """The head with the smallest loss on the rows `judge` after learning from the rows `learn`.
+
+    Not the one with the most right answers: of a few hundred images that is mostly chance.
+    """
+    if not len(judge):
+        raise VitreousError("no training images to choose a probe by: there are too few of each class")
+    found = fit(features[learn], labels[learn], HEADS, classes, seed)
+    _, loss = found.scores(features[judge], labels[judge])
+    return HEADS[int(loss.argmin())]

@@ -1,0 +1,1 @@
+"""Models and papers held against each other."""

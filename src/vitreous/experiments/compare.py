@@ -1,0 +1,149 @@
+"""Models held against each other: what their features are worth on the same images, in one table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vitreous.errors import VitreousError
+from vitreous.evaluation.cache import Cache
+from vitreous.evaluation.measures import Measure, Method, Settings, check
+from vitreous.evaluation.subject import Bar, Loading, Parts, no_bar, open_subject
+from vitreous.experiments.suite import Suite, Task
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of the table: a measure on a data set, or the mean of a group of those."""
+
+    group: str
+    data: str  # "" for a mean
+    measure: str
+    values: tuple[Measure | float, ...]  # for each model
+
+
+@dataclass(frozen=True)
+class Comparison:
+    suite: str
+    models: tuple[str, ...]
+    digests: tuple[str, ...]
+    rows: tuple[Row, ...]
+    told: dict[str, str]  # of each data set: what was learnt from and measured on
+    notes: tuple[str, ...] = ()  # what one should know of models and data: what was guessed, what was left out
+
+    def to_json(self) -> dict[str, Any]:
+        names = zip(self.models, self.digests, strict=True)
+        rows = [
+            {
+                "group": row.group,
+                "data": row.data or None,
+                "measure": row.measure,
+                "values": {
+                    m: v.to_json() if isinstance(v, Measure) else v
+                    for m, v in zip(self.models, row.values, strict=True)
+                },
+            }
+            for row in self.rows
+        ]
+        models = [{"name": name, "content_hash": digest} for name, digest in names]
+        return {"suite": self.suite, "models": models, "data": self.told, "rows": rows, "notes": list(self.notes)}
+
+    def cells(self) -> list[tuple[str, str, list[str]]]:
+        """Data or group, measure and the text for each model."""
+        return [(row.data or _mean_of(row.group), row.measure, [shown(v) for v in row.values]) for row in self.rows]
+
+    def markdown(self) -> str:
+        lines = [f"| data | measure | {' | '.join(map(_plain, self.models))} |"]
+        lines.append("|---|---|" + "---:|" * len(self.models))
+        lines += [f"| {_plain(data)} | {measure} | {' | '.join(cells)} |" for data, measure, cells in self.cells()]
+        return "\n".join(lines) + "\n"
+
+
+def compare(
+    models: Sequence[str],
+    suite: Suite,
+    methods: Sequence[Method],
+    cache: Cache,
+    loading: Loading,
+    settings: Settings = Settings(),  # noqa: B008 (it is frozen)
+    bar: Bar = no_bar,
+) -> Comparison:
+    """Every measure of every model on every data set. Whatever can be known to fail is looked at before the first
+    feature is made."""
+    if not models or not suite.tasks or not methods:
+        raise VitreousError("compare: name at least one model, one data set and one measure")
+    opened = _opened(suite, methods, settings)
+    subjects = [open_subject(model, loading.device) for model in models]
+    names = _distinct([subject.name for subject in subjects], models)
+    found: list[list[list[Measure]]] = [[] for _ in opened]  # for each data set and model
+    for place, (task, parts) in enumerate(opened):
+        for name, subject in zip(names, subjects, strict=True):
+            with bar(f"{name} on {parts.name}", len(parts.train) + len(parts.test)) as tick:
+                chosen = task.settings(settings)
+                taken = cache.measures(subject, parts, methods, chosen, subject.shown(), loading, tick)
+            found[place].append(taken)
+    rows = _rows(suite, [parts.name for _, parts in opened], found)
+    told = {
+        parts.name: f"{len(parts.train):,} images to learn from; measured on {len(parts.test):,}: {parts.told}"
+        for _, parts in opened
+    }
+    digests = tuple(subject.digest for subject in subjects)
+    notes = [f"{name}: {note}" for name, subject in zip(names, subjects, strict=True) for note in subject.notes]
+    notes += [f"{parts.name}: {note}" for _, parts in opened for note in parts.notes]
+    return Comparison(suite.name, tuple(names), digests, tuple(rows), told, tuple(notes))
+
+
+def _opened(suite: Suite, methods: Sequence[Method], settings: Settings) -> list[tuple[Task, Parts]]:
+    opened = []
+    for _, task in suite.tasks:
+        parts = task.opened()
+        check(methods, parts.train.labels, parts.classes, task.settings(settings), parts.name)
+        opened.append((task, parts))
+    if len({parts.name for _, parts in opened}) < len(opened):  # two folders may have one name
+        opened = [(task, replace(parts, name=task.source)) for task, parts in opened]
+    return opened
+
+
+def _distinct(names: list[str], sources: Sequence[str]) -> list[str]:
+    return [source if names.count(name) > 1 else name for name, source in zip(names, sources, strict=True)]
+
+
+def _rows(suite: Suite, data: list[str], found: list[list[list[Measure]]]) -> list[Row]:
+    """Data set by data set; behind a group of several its means, and behind all groups those of all data sets."""
+    rows: list[Row] = []
+    first = 0
+    for group in suite.groups:
+        last = first + len(group.tasks)
+        for place in range(first, last):
+            columns = zip(*found[place], strict=True)
+            rows += [Row(group.name, data[place], column[0].name, tuple(column)) for column in columns]
+        if len(group.tasks) > 1:
+            rows += _means(group.name, found[first:last])
+        first = last
+    if len(suite.groups) > 1:
+        rows += _means("all", found)
+    return rows
+
+
+def _means(group: str, found: list[list[list[Measure]]]) -> list[Row]:
+    """The mean over data sets of each measure, for each model."""
+    names = [one.name for one in found[0][0]]
+    rows = []
+    for place, name in enumerate(names):
+        values = [[task[model][place].mean for task in found] for model in range(len(found[0]))]
+        rows.append(Row(group, "", name, tuple(statistics.fmean(each) for each in values)))
+    return rows
+
+
+def _mean_of(group: str) -> str:
+    return "mean of all" if group in ("", "all") else f"mean of {group}"
+
+
+def shown(value: Measure | float) -> str:
+    return str(value) if isinstance(value, Measure) else f"{100 * value:.1f}"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,22 @@
+"""`vitreous.finetune`: training that begins with weights, by one of the recipes for that."""
+
+import os
+from typing import Any
+
+from vitreous.training.recipes import finetuning
+from vitreous.training.train import Outcome, train
+
+
+def finetune(
+    data: str | os.PathLike[str],
+    start: str | os.PathLike[str],
+    recipe: str = "fast",
+    *,
+    quiet: bool = False,
+    **fields: Any,
+) -> Outcome:
+    """Adapt weights to images: `finetune("photos", "vitreous-mini", "lora", image_size=224)`.
+
+    `recipe` is paper, fast, linear or lora; `fields`, those of TrainConfig, change it.
+    """
+    return train(data, finetuning(recipe), quiet=quiet, start=start, **fields)

@@ -1,0 +1,108 @@
+"""Fine-tuning of weights to begin with, on any data: what the data decides is left open. `vitreous finetune DATA --from
+WEIGHTS --recipe fast` is `vitreous train DATA --from WEIGHTS --recipe finetune_fast`."""
+
+from vitreous.training.config import TrainConfig
+
+
+def finetune_paper() -> TrainConfig:
+    """As published by the paper, not measured by us yet, in a time not measured by us, on hardware not measured by us.
+
+    `vitreous finetune photos --from B_16.npz --recipe paper --size 384`: any, of the sizes of the paper's: up to 1,000
+    images as VTAB, up to 20,000 as Pets and Flowers, up to 200,000 as CIFAR, more as ImageNet.
+
+    Table 4: SGD with momentum, batches of 512, 2,500, 500, 10,000 or 20,000 steps, crops and flips. The learning rate
+    is the best of four on a development split (VTAB: 0.01); then all training images are trained on.
+    `--candidate-duration 20%` tries them for less long. The headline runs on ImageNet had Polyak averaging: `--ema
+    0.9999`.
+    """
+    return TrainConfig().with_(
+        rules="paper",
+        val_fraction=0.0,
+        dropout=0.0,
+        stochastic_depth=0.0,
+        batch_size=512,
+        optimiser="sgd",
+        momentum=0.9,
+        weight_decay=0.0,
+        clip=1.0,
+        ema=0.0,
+        schedule="cosine",
+        label_smoothing=0.0,
+        crop=0.05,
+        aspect=4 / 3,
+        shift=0.0,
+        flip=True,
+        randaugment=0,
+        magnitude=0.0,
+        three_augment=False,
+        jitter=0.0,
+        erase=0.0,
+        mixup=0.0,
+        cutmix=0.0,
+    )
+
+
+def finetune_fast() -> TrainConfig:
+    """No accuracy measured by us yet, in minutes (a time not measured by us), on hardware not measured by us.
+
+    `vitreous finetune photos --from vitreous-mini --recipe fast`: any; its size decides epochs, batch and augmentation.
+
+    AdamW; the lower a layer lies the less it is changed, since edges and textures are the same everywhere.
+    """
+    return TrainConfig().with_(
+        dropout=0.0,
+        optimiser="adamw",
+        layer_decay=0.75,
+        weight_decay=0.05,
+        schedule="cosine",
+        warmup="10%",
+        mixup=0.0,
+        cutmix=0.0,
+    )
+
+
+def finetune_linear() -> TrainConfig:
+    """No accuracy measured by us yet, in a time not measured by us, on hardware not measured by us.
+
+    `vitreous finetune photos --from vitreous-mini --recipe linear`: any; its size decides epochs, batch and crops.
+
+    Only the new head is trained: the least that can be done, and the least that can go wrong with a few images.
+    """
+    return TrainConfig().with_(
+        freeze=("!head.*",),
+        dropout=0.0,
+        stochastic_depth=0.0,
+        optimiser="adamw",
+        lr=1e-2,
+        weight_decay=0.0,
+        schedule="cosine",
+        warmup="10%",
+        label_smoothing=0.0,
+        randaugment=0,
+        magnitude=0.0,
+        jitter=0.0,
+        mixup=0.0,
+        cutmix=0.0,
+    )
+
+
+def finetune_lora() -> TrainConfig:
+    """No accuracy measured by us yet, in a time not measured by us, on hardware not measured by us.
+
+    `vitreous finetune photos --from vitreous-mini --recipe lora`: any; its size decides epochs, batch and augmentation.
+
+    Adapters of rank 8 on all matrices of the encoder, and the head: the optimiser keeps a fiftieth of the numbers, and
+    the files of the run are plain models all the same.
+    """
+    return TrainConfig().with_(
+        lora=8,
+        lora_alpha=16.0,
+        dropout=0.0,
+        optimiser="adamw",
+        lr=3e-3,
+        weight_decay=0.0,
+        schedule="cosine",
+        warmup="10%",
+        mixup=0.0,
+        cutmix=0.0,
+    )

@@ -1,0 +1,166 @@
+"""Features on disk: whole, resumable, and of one model only."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import tiny_vit
+from vitreous import VitreousError
+from vitreous.data.arrays import Arrays
+from vitreous.data.encoded import Files
+from vitreous.data.fingerprint import fingerprint
+from vitreous.data.sources import Source, Subset
+from vitreous.evaluation import store
+from vitreous.evaluation.features import features
+from vitreous.evaluation.store import read_features, write_features
+from vitreous.evaluation.subject import Loading, Subject
+from vitreous.preprocessing import plain
+
+LOADING = Loading(batch_size=7)
+SHOWN = plain(32, 3)
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SHARD", 10)
+
+
+def pictures(count: int = 34) -> Arrays:
+    random = np.random.default_rng(0)
+    return Arrays(random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), torch.arange(count) % 3, "x")
+
+
+def subject(seed: int = 0) -> Subject:
+    model = tiny_vit()
+    with torch.no_grad():
+        model.blocks[0].mlp.fc1.bias += seed
+    return Subject("tiny", model)
+
+
+def write(folder: Path, source: Source, one: Subject | None = None, **changes: object) -> list[int]:
+    seen: list[int] = []
+    write_features(one or subject(), source, folder, SHOWN, LOADING, tick=seen.append, **changes)  # type: ignore[arg-type]
+    return seen
+
+
+def expected(source: Source) -> torch.Tensor:
+    return features(subject().model, LOADING.loader(source, SHOWN, {}))[0]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    source = pictures()
+    assert sum(write(tmp_path / "f", source, about={"data": "x"})) == 34
+    files = sorted(path.name for path in (tmp_path / "f").iterdir())
+    assert files == [*(f"features-0000{i}.safetensors" for i in range(4)), "features.json"]
+    found = read_features(tmp_path / "f")
+    assert (found.features - expected(source)).abs().max() < 1e-5
+    assert found.labels.tolist() == source.labels.tolist()
+    assert found.indices.tolist() == list(range(34))
+    assert found.names == tuple(source.name(i) for i in range(34))
+    assert found.about == {"model": "tiny", "data": "x"}
+    assert found.origin.model == subject().digest
+    assert found.origin.preprocessing == SHOWN.to_json()
+
+
+def test_only_what_is_missing_or_damaged_is_made(tmp_path: Path) -> None:
+    source, folder = pictures(), tmp_path / "f"
+    write(folder, source)
+    dates = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    (folder / "features-00001.safetensors").unlink()
+    damaged = folder / "features-00003.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-200] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(VitreousError, match="missing or damaged; the same command makes it again"):
+        read_features(folder)
+    write(folder, source)
+    for name in ("features-00000.safetensors", "features-00002.safetensors", "features.json"):
+        assert (folder / name).stat().st_mtime_ns == dates[name]
+    assert (read_features(folder).features - expected(source)).abs().max() < 1e-5
+
+
+def test_stopped_half_way_it_keeps_what_is_finished(tmp_path: Path) -> None:
+    source, folder = pictures(), tmp_path / "f"
+
+    def stop(images: int) -> None:
+        if (folder / "features-00001.safetensors").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_features(subject(), source, folder, SHOWN, LOADING, tick=stop)
+    assert not (folder / "features-00003.safetensors").exists()
+    kept = (folder / "features-00000.safetensors").stat().st_mtime_ns
+    write(folder, source)
+    assert (folder / "features-00000.safetensors").stat().st_mtime_ns == kept
+    assert (read_features(folder).features - expected(source)).abs().max() < 1e-5
+
+
+def test_features_of_another_model_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "f", pictures())
+    with pytest.raises(VitreousError, match=r"features of another model \(its content hash is \w+, here it is \w+\)"):
+        write(tmp_path / "f", pictures(), subject(1))
+    with pytest.raises(VitreousError, match="another model"):
+        read_features(tmp_path / "f", model=subject(1).digest)
+    assert len(read_features(tmp_path / "f", model=subject().digest).features) == 34
+    with pytest.raises(VitreousError, match="features of other images"):
+        write(tmp_path / "f", pictures(33))
+    with pytest.raises(VitreousError, match="layer -1, not 0"):
+        write(tmp_path / "f", pictures(), layer=0)
+
+
+def test_folders_that_hold_something_else(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(VitreousError, match="not empty"):
+        write(tmp_path, pictures())
+    with pytest.raises(VitreousError, match="no features here"):
+        read_features(tmp_path / "gone")
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "features.json").write_text("{}")
+    with pytest.raises(VitreousError, match="damaged"):
+        read_features(tmp_path / "g")
+
+
+def files(folder: Path, count: int = 24) -> Files:
+    folder.mkdir()
+    for number in range(count):
+        pictures(count).image(number).save(folder / f"{number:02d}.png")
+    return Files(folder, (f"{number:02d}.png" for number in range(count)), torch.arange(count) % 3)
+
+
+def test_unreadable_images_are_left_out_and_told(tmp_path: Path) -> None:
+    source = files(tmp_path / "pictures")
+    for number in (0, 9, 10, 23):  # at the edges of shards
+        (tmp_path / "pictures" / f"{number:02d}.png").write_bytes(b"broken")
+    write(tmp_path / "f", source)
+    found = read_features(tmp_path / "f")
+    assert sorted(found.unreadable) == [0, 9, 10, 23]
+    assert "00.png" in found.unreadable[0]
+    kept = [i for i in range(24) if i not in found.unreadable]
+    assert found.indices.tolist() == kept
+    assert found.labels.tolist() == [i % 3 for i in kept]
+    whole = expected(Subset(source, torch.tensor(kept)))
+    assert (found.features - whole).abs().max() < 1e-5
+
+
+def test_names_of_any_kind_come_back(tmp_path: Path) -> None:
+    source = files(tmp_path / "pictures", 3)
+    write(tmp_path / "f", source)
+    metadata = json.loads((tmp_path / "f" / "features.json").read_text())
+    assert metadata["images"] == 3
+    assert read_features(tmp_path / "f").names[2].endswith("pictures/02.png")
+
+
+def test_fingerprints_change_with_content(tmp_path: Path) -> None:
+    source = files(tmp_path / "pictures", 4)
+    before = fingerprint(source)
+    assert fingerprint(source) == before
+    assert fingerprint(Subset(source, torch.arange(3))) != before
+    (tmp_path / "pictures" / "01.png").write_bytes(b"another")
+    assert fingerprint(source) != before
+    first, second = pictures(), pictures()
+    assert fingerprint(first) == fingerprint(second)
+    second.labels = second.labels.flip(0)
+    assert fingerprint(first) != fingerprint(second)

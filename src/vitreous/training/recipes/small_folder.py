@@ -4,12 +4,13 @@ from vitreous.training.config import TrainConfig
 
 
 def small_folder() -> TrainConfig:
-    """No accuracy measured by us yet, in a time not measured by us, on hardware not measured by us.
+    """70.6% of Fashion-MNIST from 500 images (mean of 3 seeds; from scratch 32.5%), in a minute, on 2 CPU cores.
 
     `vitreous train photos --recipe small_folder`: a folder with one for each class, of a few hundred to some ten
     thousand photographs.
 
-    Begins with the weights of vitreous-mini, at their own image size. The lower a layer lies the less it is changed:
+    Measured at 48 px and for 10 epochs, beside other work on the cores (benchmarks/transfer.py). Begins with the weights
+    of vitreous-mini, at their own image size. The lower a layer lies the less it is changed:
     edges and textures are the same everywhere.
     """
     return TrainConfig().with_(

@@ -19,6 +19,7 @@ from vitreous.evaluation.features import HEAD, feature_batches
 from vitreous.evaluation.subject import Loading, Subject
 from vitreous.preprocessing import Preprocessing
 from vitreous.weights.files import Mapped, dump_json, replacing, write_tensors
+from vitreous.weights.known import digest
 
 SHARD = 4096  # images
 ABOUT = "features.json"
@@ -149,7 +150,7 @@ def _flush(
         "origin": origin.key,
         "start": start,
         "stop": stop,
-        "digest": _digest(tensors),
+        "digest": digest(tensors),
         "names": [source.name(int(index)) for index in indices[:own]],
         "unreadable": {index: reason for index, reason in unreadable.items() if start <= index < stop},
     }
@@ -231,15 +232,7 @@ def _whole(path: Path, origin: Origin, start: int, stop: int) -> bool:
             origin.key,
             start,
             stop,
-            _digest(tensors),
+            digest(tensors),
         )
     except (VitreousError, OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = blake2b(digest_size=16)
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -75,6 +75,7 @@ class Engine:
         self.clip, self.micro_batch, self.precision = clip, micro_batch, precision
         self.device = next(model.parameters()).device
         self.forward: Callable[[Tensor], Tensor] = model
+        self.plain: Callable[[Tensor], Tensor] = model  # never compiled
         self.recorded: RecordedPass | None = None
         self.records = False
         self.notes: list[str] = []  # what happened on the way, for the loop to tell
@@ -84,7 +85,8 @@ class Engine:
         # All ViTs of a process share the code of a block: more than the usual 8 versions of it are no mistake.
         limit = torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(limit, VERSIONS)
-        self.forward = self._guarded(compiled_by_parts(self.model), eagerly(self.model), "the model")
+        self.plain = eagerly(self.model)
+        self.forward = self._guarded(compiled_by_parts(self.model), self.plain, "the model")
         self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare, "augmentation")
         self.records = self.device.type == "cuda"
 
@@ -118,8 +120,7 @@ class Engine:
     def predict(self, images: Tensor) -> Tensor:
         """For evaluation: not compiled, since a second graph would take longer to make than it would save."""
         with self.autocast():
-            logits: Tensor = eagerly(self.model)(images)
-            return logits
+            return self.plain(images)
 
     def step(self, batch: Batch, number: int, batch_size: int, world: World) -> Stepped:
         """One change of the weights. Where memory runs out, the passes are halved and the step is done again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
 from vitreous.training.config import Architecture, TrainConfig
 from vitreous.weights import hub, shipped
+from vitreous.weights.known import digest
 from vitreous.weights.load import MAIN, read
 from vitreous.weights.native import config_from_json
 from vitreous.weights.places import State
@@ -89,7 +89,7 @@ def begin(config: TrainConfig, classes: int) -> tuple[Start, State]:
         raise VitreousError(f"the weights to begin with cannot be used: {error}") from error
     _agree(asked, found.config, short_name(source))
     guesses = tuple(f"{short_name(source)}: {guess}" for guess in found.report.guesses)
-    return Start(anchored(source), found.config, found.preprocessing, _digest(found.state), guesses), found.state
+    return Start(anchored(source), found.config, found.preprocessing, digest(found.state), guesses), found.state
 
 
 def begin_again(start: Start, config: TrainConfig) -> State:
@@ -141,11 +141,3 @@ def _same(value: Any, theirs: Any) -> bool:
 def _plain(value: Any) -> Any:
     """A square by its side."""
     return value[0] if isinstance(value, tuple) and len(value) == 2 and value[0] == value[1] else value
-
-
-def _digest(weights: State) -> str:
-    digest = blake2b(digest_size=16)
-    for name, tensor in weights.items():
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().numpy().data)
-    return digest.hexdigest()

@@ -1,5 +1,6 @@
 """What a model says of itself, and what is taken for granted where it says nothing."""
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -39,11 +40,16 @@ def labels_of(model: Model) -> tuple[str, ...] | None:
 
 def content_hash(model: Model) -> str:
     """Of the weights and of how they are put together: two models with the same one give the same numbers."""
-    digest = blake2b(repr(model.config).encode(), digest_size=16)
-    for name, tensor in model.named_parameters():
-        digest.update(name.encode())
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
+    return digest(dict(model.named_parameters()), repr(model.config))
+
+
+def digest(tensors: Mapping[str, Tensor], about: str = "") -> str:
+    """Of tensors with their names, and of what is said about them."""
+    found = blake2b(about.encode(), digest_size=16)
+    for name, tensor in tensors.items():
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(_bytes(tensor))
+    return found.hexdigest()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -117,6 +117,9 @@ def test_unreadable_images_are_told(folder: Path, capsys: pytest.CaptureFixture[
         (("evaluate", "pets", "--model", "m.safetensors", "--real", "gone.json"), "gone.json"),
         (("evaluate", "pets"), "--model"),
         (("features", "pets", "m.safetensors", "--model", "m.safetensors"), "m.safetensors: features cannot be"),
+        (("evaluate", "pets", "--model", "m.safetensors", "--json", "gone/r.json"), "gone is no folder"),
+        (("evaluate", "pets", "--model", "m.safetensors", "--json", "pets"), "pets: this is a folder; name a file"),
+        (("compare", "m.safetensors", "--data", "pets", "--out", "m.safetensors/x"), "m.safetensors is no folder"),
         (("compare", "m.safetensors"), "--data"),
         (("compare", "gone", "--data", "pets", "--with", "knn"), "gone: no such file"),
         (("compare", "m.safetensors", "--data", "pets", "--suite", "x.toml"), "one of the two"),
@@ -164,6 +167,29 @@ def test_compare(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(Path("c.json").read_text())["models"][0]["name"] == "m"
     assert run(*command, "--cache", "kept") == 0
     assert capsys.readouterr().out == first
+
+
+def test_the_picture_of_a_comparison(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two models on two data sets, one of them in a group of its own; the files say what the table says."""
+    checkpoint("other.safetensors", norm_eps=1e-3)
+    Path("s.toml").write_text(
+        """[[group]]\nname = "pets"\n[[group.data]]\nsource = "pets"\n"""
+        """[[group]]\nname = "drawn"\n[[group.data]]\nsource = "digits"\nimages = 100\n"""
+    )
+    measures = ("--with", "fewshot", "knn", "--shots", 1, 2)
+    assert run("compare", "m.safetensors", "other.safetensors", "--suite", "s.toml", *measures, "--out", "drawn") == 0
+    assert "drawn: drawn/comparison.png, drawn/comparison.svg" in capsys.readouterr().out
+    assert sorted(path.name for path in Path("drawn").iterdir()) == [
+        "comparison.json",
+        "comparison.md",
+        "comparison.png",
+        "comparison.svg",
+    ]
+    picture = Path("drawn/comparison.svg").read_text()
+    for text in ("pets: pets", "drawn: digits", "1-shot", "2-shot", "k-NN", "accuracy (%)"):
+        assert f"<!-- {text} -->" in picture
+    with Image.open("drawn/comparison.png") as drawn:
+        assert drawn.width > 900
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -92,6 +92,16 @@ def test_what_a_file_does_not_say_can_be_said(folder: Path, tmp_path: Path) -> N
     assert model.preprocessing.mean == PRESETS["deit"].mean
 
 
+def test_what_is_guessed_is_told_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not again for each learning rate that is tried."""
+    save(tiny_vit(image_size=16, width=64, heads=1, gelu="erf", resample="timm"), tmp_path / "timm", to="timm")
+    bare = (tmp_path / "timm" / "model.safetensors").rename(tmp_path / "bare.safetensors")
+    finetune(folder, bare, "paper", **CHOICE, out=str(tmp_path / "run"))
+    error = capsys.readouterr().err
+    assert error.count("trying lr") == len(RATES)
+    assert error.count("heads: 1 is a guess") == 1
+
+
 def test_a_short_name_is_a_recipe() -> None:
     assert FINETUNING == ("paper", "fast", "linear", "lora")
     for name in FINETUNING:

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitreous.cli.parts import File, Learning, Running, paced, show_columns, stopping, write_json
+from vitreous.cli.parts import (
+    File,
+    Folder,
+    Learning,
+    Running,
+    check_writing,
+    made,
+    paced,
+    show_columns,
+    stopping,
+    write_json,
+)
 from vitreous.cli.predict import printable
 
 if TYPE_CHECKING:
@@ -21,6 +32,8 @@ class Writing:
     """write everything to this file."""
     markdown: File = None
     """write the table to this file."""
+    out: Folder = None
+    """write everything to this folder: comparison.json, comparison.md and a picture, comparison.png and .svg."""
 
 
 def compare(
@@ -52,10 +65,10 @@ def compare(
     from vitreous.experiments import compare as comparing
     from vitreous.experiments.suite import of_data, read_suite
     from vitreous.training.telling import Teller
-    from vitreous.weights.files import replacing
 
     if (suite is None) == (not data):
         raise VitreousError("name the data with --data, or a suite of data sets with --suite: one of the two")
+    check_writing(writing.out, writing.json, writing.markdown)
     teller = Teller()
     chosen = read_suite(suite) if suite is not None else of_data(data)
     cache, settings = Cache(learning.cache or usual_place()), Settings(tuple(learning.shots))
@@ -65,11 +78,23 @@ def compare(
     for note in found.notes:
         teller.notes.print(printable(note), style="dim", soft_wrap=True)
     show(found)
-    if writing.json is not None:
-        write_json(writing.json, found.to_json())
-    if writing.markdown is not None:
-        with replacing(writing.markdown) as temporary:
-            temporary.write_text(found.markdown(), encoding="utf-8")
+    write(found, writing)
+
+
+def write(found: "Comparison", writing: Writing) -> None:
+    from vitreous.experiments.picture import draw_comparison
+    from vitreous.weights.files import replacing
+
+    folder = None if writing.out is None else made(writing.out)
+    for path in (writing.json, folder and folder / "comparison.json"):
+        if path is not None:
+            write_json(path, found.to_json())
+    for path in (writing.markdown, folder and folder / "comparison.md"):
+        if path is not None:
+            with replacing(path) as temporary:
+                temporary.write_text(found.markdown(), encoding="utf-8")
+    if folder is not None:
+        print(f"drawn: {', '.join(map(str, draw_comparison(found, folder)))}")
 
 
 def show(found: "Comparison") -> None:

@@ -13,6 +13,8 @@ from vitreous.cli.parts import (
     Learning,
     Running,
     Weights,
+    check_writing,
+    made,
     paced,
     show_columns,
     show_facts,
@@ -74,14 +76,12 @@ def evaluate(
         writing: where the answer goes.
     """
     from vitreous.evaluation.cache import Cache, usual_place
-    from vitreous.evaluation.curve import check_drawing
     from vitreous.evaluation.measures import Settings
     from vitreous.evaluation.report import Question, report
     from vitreous.evaluation.subject import open_subject, open_whole
     from vitreous.training.telling import Teller
 
-    if writing.out is not None and len(size) > 1:
-        check_drawing()
+    check_writing(writing.out, writing.json, draws=len(size) > 1)
     teller = Teller()
     loading = running.loading(teller)
     settings = Settings(tuple(learning.shots))
@@ -103,20 +103,16 @@ def evaluate(
 
 
 def write(source: str, found: "Report", writing: Writing) -> None:
-    from vitreous.errors import VitreousError
-    from vitreous.evaluation.curve import draw_curve
+    from vitreous.evaluation.drawing import draw_curve
 
     held = {"data": source, **found.to_json()}
     if writing.json is not None:
         write_json(writing.json, held)
     if writing.out is not None:
-        try:
-            writing.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise VitreousError(f"{writing.out}: this folder cannot be made ({error.strerror})") from error
-        write_json(writing.out / "evaluation.json", held)
+        folder = made(writing.out)
+        write_json(folder / "evaluation.json", held)
         if len(found.scores) > 1:
-            drawn = draw_curve(found.scores, f"{found.subject.name} on {Path(source).name}, {found.split}", writing.out)
+            drawn = draw_curve(found.scores, f"{found.subject.name} on {Path(source).name}, {found.split}", folder)
             print(f"drawn: {', '.join(map(str, drawn))}")
 
 

@@ -1,6 +1,7 @@
 """What several commands share."""
 
 import io
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -117,6 +118,36 @@ def show_columns(columns: "list[tuple[str, list[str]]]", left: int = 1) -> None:
         table.add_row(*(Text(cell.encode("utf-8", "replace").decode()) for cell in row))
     print()
     show_table(table)
+
+
+def check_writing(folder: Path | None, *files: Path | None, draws: bool = True) -> None:
+    """Before hours of work: whether the answer can be written at the end, with pictures in the folder if it `draws`."""
+    from vitreous.errors import VitreousError
+    from vitreous.evaluation.drawing import check_drawing
+
+    places = [(file, file.absolute().parent) for file in files if file is not None]
+    if folder is not None:
+        places.append((folder, next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())))
+        if draws:
+            check_drawing()
+    for path, place in places:
+        if not place.is_dir():
+            raise VitreousError(f"{path}: cannot be written, since {place} is no folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise VitreousError(f"{path}: cannot be written, since nothing can be written to {place}")
+        if path is not folder and path.is_dir():
+            raise VitreousError(f"{path}: this is a folder; name a file")
+
+
+def made(folder: Path) -> Path:
+    """The same folder, which is there now."""
+    from vitreous.errors import VitreousError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VitreousError(f"{folder}: this folder cannot be made ({error.strerror})") from error
+    return folder
 
 
 def write_json(path: Path, value: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from vitreous.training.optimisers import Optimisers, clip_
 from vitreous.training.world import World
 
 VERSIONS = 64  # of one compiled function: models and image sizes that one process may train
+SMALL = 2**22  # pixels of a pass, of all channels: with fewer, fusing augmentation saves less than compiling it takes
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Engine:
         self.model, self.loss, self.optimisers, self.ema = model, loss, optimisers, ema
         self.paired = bool(prepare.options.mixup or prepare.options.cutmix)
         self.prepare: Callable[..., tuple[Tensor, Tensor]] = prepare
+        self.pixels = micro_batch * len(prepare.mean) * math.prod(prepare.cut.crop.size)  # of a pass
         self.size: tuple[int, int] | None = None  # of the images that are shown; None: the model's
         self.clip, self.micro_batch, self.precision = clip, micro_batch, precision
         self.device = next(model.parameters()).device
@@ -87,8 +90,9 @@ class Engine:
         torch._dynamo.config.recompile_limit = max(limit, VERSIONS)
         self.plain = eagerly(self.model)
         self.forward = self._guarded(compiled_by_parts(self.model), self.plain, "the model")
-        self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare, "augmentation")
         self.records = self.device.type == "cuda"
+        if not (self.records and self.pixels < SMALL):  # what is recorded is launched as one, fused or not
+            self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare, "augmentation")
 
     def show(self, size: tuple[int, int] | None) -> None:
         """From now on the model is trained on images of this size; None: its own."""

@@ -107,7 +107,7 @@ def choose(data: DataSet, made: Plan, folder: RunFolder, run: Run, teller: Telle
             continue
         config, place = candidate(made, rate), RunFolder(folder.path / "candidates" / f"lr-{rate!r}")
         facts = (rate, int((config.schedule.duration or "").split()[0]), len(part.val), metric)
-        teller.note(f"trying lr {rate:g} on all but {facts[2]:,} training images, for {facts[1]:,} steps")
+        teller.note(f"trying lr {rate:g} on all but {facts[2]:,} training images, for {_counted(facts[1])}")
         try:
             result = run(part, config, place)
             found = Tried(*facts, result.summary().get(metric), result.loss) if result else Tried(*facts)
@@ -135,8 +135,12 @@ def _best(found: list[Tried]) -> Choice:
             f"none of the learning rates {', '.join(f'{one.lr:g}' for one in found)} came to an end on the development"
             f" split: {best.failure or 'its metric is not defined there'}; try lower lr_candidates in a new run"
         )
-    length = f"{best.metric} on {best.images:,} development images after {best.steps:,} steps each"
+    length = f"{best.metric} on {best.images:,} development images after {_counted(best.steps)} each"
     return Choice("lr", best.lr, f"the best of {', '.join(map(str, found))}; {length}")
+
+
+def _counted(steps: int) -> str:
+    return f"{steps:,} steps" if steps != 1 else "1 step"
 
 
 def _free(device: torch.device) -> None:

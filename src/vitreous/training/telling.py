@@ -27,9 +27,10 @@ class Teller:
         self.live = sys.stderr.isatty() and not quiet
         self.out = Console(**plain, width=None if sys.stdout.isatty() else 120)
         self.notes = self.out if sys.stdout.isatty() and self.live else Console(stderr=True, **plain)
+        self.told: set[str] = set()
 
     def aside(self) -> Teller:
-        """For a part of a larger run: notes and bars, and no tables."""
+        """For a part of a larger run: bars, notes that are new, and no tables."""
         part = copy(self)
         part.out = Console(quiet=True)
         return part
@@ -40,6 +41,13 @@ class Teller:
     def note(self, text: str) -> None:
         """What one should know, beside the bar."""
         self.notes.print(f"vitreous: {text}", soft_wrap=True)
+
+    def introduce(self, notes: Iterable[str]) -> None:
+        """What one should know before it begins, once for all parts of a run."""
+        for text in notes:
+            if text not in self.told:
+                self.told.add(text)
+                self.note(text)
 
     def table(self, rows: Iterable[tuple[str, ...]], heads: tuple[str, ...] = ()) -> None:
         grid = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="bold")

@@ -369,8 +369,7 @@ def _introduce(data: DataSet, made: Plan, teller: Teller) -> None:
             ("memory", f"about {sizes(made.memory)} for a step; {sizes(free_memory(made.device))} are free"),
         ]
     )
-    for note in (*data.notes, *made.notes):
-        teller.note(note)
+    teller.introduce((*data.notes, *made.notes))
     if made.choices:
         teller.say("\nchosen by the data:", style="bold")
         teller.table([(c.field, _value(c.value), c.why) for c in made.choices])

@@ -1,4 +1,4 @@
-"""The picture of accuracy against resolution."""
+"""Pictures of what was measured."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from vitreous.errors import VitreousError
 from vitreous.weights.files import replacing
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from vitreous.evaluation.evaluate import Evaluation
 
 
@@ -21,16 +23,31 @@ def check_drawing() -> None:
         raise VitreousError('drawing needs matplotlib: pip install "vitreous[plot]"') from None
 
 
-def draw_curve(found: Sequence[Evaluation], title: str, folder: Path) -> list[Path]:
-    """resolution.png and resolution.svg: accuracy of every kind there is, against the image size."""
+def blank(width: float, height: float) -> Figure:
+    """A figure of so many inches, which no window shows."""
     check_drawing()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """As PNG and as SVG, each whole or not there."""
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=path.suffix[1:], dpi=160)
+    return paths
+
+
+def draw_curve(found: Sequence[Evaluation], title: str, folder: Path) -> list[Path]:
+    """resolution.png and resolution.svg: accuracy of every kind there is, against the image size."""
     ordered = sorted(found, key=lambda one: one.size)
     labels = [str(one.size[0]) if one.size[0] == one.size[1] else f"{one.size[0]}x{one.size[1]}" for one in ordered]
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(6.4, 4.0)
     axes = figure.add_subplot()
     for name, values in _lines(ordered).items():
         (line,) = axes.plot(range(len(values)), [100 * value for value in values], marker="o", label=name)
@@ -50,11 +67,7 @@ def draw_curve(found: Sequence[Evaluation], title: str, folder: Path) -> list[Pa
     axes.margins(y=0.12)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    paths = [folder / "resolution.png", folder / "resolution.svg"]
-    for path in paths:
-        with replacing(path) as temporary:
-            figure.savefig(temporary, format=path.suffix[1:], dpi=160)
-    return paths
+    return saved(figure, folder, "resolution")
 
 
 def _lines(found: Sequence[Evaluation]) -> dict[str, list[float]]:

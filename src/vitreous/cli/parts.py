@@ -122,8 +122,8 @@ def show_columns(columns: "list[tuple[str, list[str]]]", left: int = 1) -> None:
 
 def check_writing(folder: Path | None, *files: Path | None, draws: bool = True) -> None:
     """Before hours of work: whether the answer can be written at the end, with pictures in the folder if it `draws`."""
+    from vitreous.drawing import check_drawing
     from vitreous.errors import VitreousError
-    from vitreous.evaluation.drawing import check_drawing
 
     places = [(file, file.absolute().parent) for file in files if file is not None]
     if folder is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.errors import VitreousError
+from vitreous.drawing import blank, rendered
 from vitreous.weights.files import replacing
 
 if TYPE_CHECKING:
@@ -15,31 +15,12 @@ if TYPE_CHECKING:
     from vitreous.evaluation.evaluate import Evaluation
 
 
-def check_drawing() -> None:
-    """Before hours of work: whether a picture can be drawn at the end."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise VitreousError('drawing needs matplotlib: pip install "vitreous[plot]"') from None
-
-
-def blank(width: float, height: float) -> Figure:
-    """A figure of so many inches, which no window shows."""
-    check_drawing()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
     """As PNG and as SVG, each whole or not there."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         with replacing(path) as temporary:
-            figure.savefig(temporary, format=path.suffix[1:], dpi=160)
+            temporary.write_bytes(rendered(figure, path.suffix[1:]))
     return paths
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitreous.evaluation.drawing import blank, saved
+from vitreous.drawing import blank
+from vitreous.evaluation.drawing import saved
 from vitreous.evaluation.measures import Measure
 from vitreous.experiments.compare import Comparison, Row
 

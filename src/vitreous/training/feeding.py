@@ -11,8 +11,8 @@ from vitreous.data.loading import SPARE, Crop, EvalLoader, Look, Prepare, Read, 
 from vitreous.data.sampling import Stream
 from vitreous.data.sources import DataSet, Source
 from vitreous.errors import VitreousError
+from vitreous.memory import free_memory
 from vitreous.preprocessing import plain
-from vitreous.training.hardware import free_memory
 from vitreous.training.planning import Plan
 from vitreous.training.telling import Teller
 from vitreous.training.world import World

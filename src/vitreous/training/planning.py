@@ -12,6 +12,7 @@ import torch
 from vitreous.data.sampling import Stream
 from vitreous.data.sources import DataSet
 from vitreous.errors import VitreousError
+from vitreous.memory import free_memory
 from vitreous.models.checks import pair
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
@@ -20,7 +21,7 @@ from vitreous.preprocessing import Preprocessing
 from vitreous.training import choosing, durations, lora, losses, optimisers, schedules, sinks
 from vitreous.training.choosing import Choice, Facts
 from vitreous.training.config import Finetuning, TrainConfig
-from vitreous.training.hardware import be_deterministic, free_memory, pick_device, pick_precision, training_memory
+from vitreous.training.hardware import be_deterministic, pick_device, pick_precision, training_memory
 from vitreous.training.parameters import Trained, trained
 from vitreous.training.starting import Start
 from vitreous.training.telling import sizes

@@ -21,6 +21,7 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.extremes import Example, Extremes
 from vitreous.evaluation.metrics import Result, Scores, result_from_json
+from vitreous.memory import free_memory
 from vitreous.models.checks import pair
 from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
@@ -33,7 +34,6 @@ from vitreous.training.ema import Ema
 from vitreous.training.engine import Engine, Preparation
 from vitreous.training.feeding import Feed, feed
 from vitreous.training.folder import RunFolder, command, environment, program
-from vitreous.training.hardware import free_memory
 from vitreous.training.loop import Loop, shown
 from vitreous.training.losses import Loss
 from vitreous.training.planning import Plan, plan

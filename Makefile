@@ -14,6 +14,7 @@ demo: .make/installed ## a small ViT on handwritten digits, from scratch and fro
 	@runs="runs/demo-$$(date +%Y%m%d-%H%M%S)"; train="$(BIN)/vitreous train digits --recipe digits_transfer"; \
 	echo "first from scratch" && $$train --from None --model vitreous-mini --out "$$runs/from-scratch" && \
 	echo && echo "then from vitreous-mini" && $$train --beside "$$runs/from-scratch" --out "$$runs/from-checkpoint" && \
+	echo && echo "and what it looks at" && $(BIN)/vitreous inspect "$$runs/from-checkpoint" && \
 	echo && echo "both, side by side: $$runs/from-checkpoint/report.html"
 
 # One thread: the tests start processes of their own, and threads that wait for each other's core are slower than none.

@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from vitreous.cli.features import features
     from vitreous.cli.finetune import finetune_command
     from vitreous.cli.info import info
+    from vitreous.cli.inspect import inspect
     from vitreous.cli.models import models
     from vitreous.cli.predict import predict
     from vitreous.cli.recipes import recipes
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             finetune_command(arguments if arguments[:1] == ["finetune"] else ()),
             data,
             predict,
+            inspect,
             evaluate,
             features,
             compare,

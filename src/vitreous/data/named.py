@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from vitreous.data.arrays import Arrays, as_images
 from vitreous.data.cifar import FORMS, find_cifar, read_cifar
@@ -93,3 +94,14 @@ def digits() -> Found:
     parts = {"train": ~test, "test": test}
     sources = {split: Arrays(images[part], labels[part], f"digits:{split}") for split, part in parts.items()}
     return Found("digits", tuple(map(str, range(10))), sources)
+
+
+def photographs() -> list[tuple[str, Image.Image]]:
+    """The two that come with scikit-learn: a flower, and a palace in China."""
+    try:
+        from sklearn.datasets import load_sample_image
+    except ImportError:
+        raise VitreousError(
+            'name images: those to look at without any come with scikit-learn, pip install "vitreous[eval]"'
+        ) from None
+    return [(name, Image.fromarray(load_sample_image(name))) for name in ("flower.jpg", "china.jpg")]

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ from vitreous.weights.files import dump_json, read_json, replacing
 from vitreous.weights.load import load
 from vitreous.weights.places import State
 
+INVITATION = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Not yet</title>
+<body style="font: 16px/1.6 system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem">
+<p>Nobody has looked into this model yet. This makes the page:</p><pre>{command}</pre></body></html>
+"""
 SHOWN = 12  # best and worst predictions in the report
 FREE = ("workers", "device", "max_bad", "save_minutes", "tensorboard", "wandb", "beside", "profile", "data_dir")
 """Fields that may be others when a run is resumed: none changes what it computes. Any device of the same kind."""
@@ -478,6 +484,7 @@ def _report(
             data=[("source", description["data"]), *counts, ("split", data.split), ("classes", str(len(data.classes)))],
             notes=[*begun, *data.notes, *made.notes, *notes, *missing],
             next_steps=next_steps(folder),
+            links=[("Look inside", _look_inside(folder))],
             runs=runs,
         ),
     )
@@ -527,7 +534,19 @@ def next_steps(folder: RunFolder) -> list[str]:
     return [
         f"{program()} info {folder.path}",
         f"{program()} predict PHOTO.jpg --model {folder.path}",
+        f"{program()} inspect {folder.path}",
     ]
+
+
+def _look_inside(folder: RunFolder) -> str:
+    """Where the page of `vitreous inspect` will be, from the report; until then, one that says how it is made."""
+    page = folder.path / "inspection" / "index.html"
+    if not page.exists():
+        page.parent.mkdir(exist_ok=True)
+        made_by = escape(f"{program()} inspect {folder.path}")
+        with replacing(page) as temporary:
+            temporary.write_text(INVITATION.format(command=made_by), encoding="utf-8")
+    return "inspection/index.html"
 
 
 def _summarise(made: Plan, folder: RunFolder, outcome: Outcome, loop: Loop, teller: Teller) -> None:

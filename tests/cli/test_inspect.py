@@ -1,0 +1,176 @@
+"""`vitreous inspect`: one folder with everything, from any model, and what it says when something is wrong."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from helpers import SMALL_RESNET, draw, tiny_vit
+from vitreous import inspection, load, save
+from vitreous.cli import main
+from vitreous.inspection import inspecting
+from vitreous.models.resnet import BiT, BiTConfig
+
+pytest.importorskip("matplotlib")
+FIGURES = ("attention", "components", "depth", "relevance", "rollout")
+
+
+def run(*arguments: object) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two pictures of different shapes and a small model."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for name, size in (("a.png", (40, 30)), ("b.jpg", (30, 50))):
+        pixels = np.random.default_rng(len(name)).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(Path("photos") / name)
+    save(tiny_vit(), "m.safetensors")
+    return tmp_path
+
+
+def test_everything_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 0
+    assert capsys.readouterr().out == "page     seen/index.html\nfigures  26 files beside it, and numbers.json\n"
+    names = {f"{stem}-{kind}" for stem in "ab" for kind in FIGURES} | {"filters", "positions", "distances"}
+    files = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert {path.name for path in Path("seen").iterdir()} == files | {"index.html", "numbers.json"}
+    for path in Path("seen").glob("*.png"):
+        with Image.open(path) as picture:
+            picture.load()
+    page = Path("seen/index.html").read_text()
+    assert "never trained" not in page
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
+
+
+def test_the_numbers_are_the_librarys(folder: Path) -> None:
+    assert run("inspect", "m.safetensors", "photos/a.png", "--out", "seen", "--size", 32, 48) == 0
+    found = json.loads(Path("seen/numbers.json").read_text())
+    model = load("m.safetensors")
+    shown = model.preprocessing.at((32, 48))
+    with Image.open("photos/a.png") as picture:
+        x = shown(picture.convert("RGB"))[None]
+    (one,) = found["images"]
+    assert (one["name"], one["grid"]) == ("a.png", [4, 6])
+
+    def near(values: Any) -> Any:
+        return pytest.approx(np.asarray(values), abs=2e-6)
+
+    assert np.asarray(one["attention"]) == near(inspection.attention(model, x).seen_from()[:, 0])
+    assert np.asarray(one["rollout"]) == near(inspection.rollout(model, x).seen_from()[0])
+    assert np.asarray(found["distances"]["pixels"]) == near(inspection.attention_distance(model, x).distance)
+    with torch.no_grad():
+        best = model(x).softmax(-1)[0].topk(5)
+    assert [p for _, p in one["answers"]] == pytest.approx(best.values.tolist(), abs=2e-6)
+    relevance = inspection.relevance(model, x, top=5)
+    for name, k in zip((name for name, _ in one["answers"]), range(5), strict=True):
+        assert np.asarray(one["relevance"][name]) == near(relevance.maps[0, k])
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacking"),
+    [
+        ({"num_classes": 0}, {"depth", "relevance"}),
+        ({"pool": "gap", "registers": 2}, set()),
+        ({"pool": "map", "position": "relative"}, set()),
+        ({"position": "none", "pool": "none"}, {"depth", "relevance", "positions"}),
+        ({"patch_size": 1, "backbone": SMALL_RESNET}, set()),
+        ({"channels": 1}, set()),
+    ],
+)
+def test_any_vit(folder: Path, changes: dict[str, Any], lacking: set[str]) -> None:
+    save(tiny_vit(**changes), "other.safetensors")
+    assert run("inspect", "other.safetensors", "photos/a.png", "--out", "seen") == 0
+    made = {path.stem.removeprefix("a-") for path in Path("seen").glob("*.png")}
+    assert made == {*FIGURES, "filters", "positions", "distances"} - lacking
+
+
+def test_a_bit(folder: Path) -> None:
+    save(draw(BiT(BiTConfig(blocks=(1, 1), width_factor=0.5, image_size=32, num_classes=7))), "bit.safetensors")
+    assert run("inspect", "bit.safetensors", "photos/a.png", "--out", "seen") == 0
+    assert {path.stem for path in Path("seen").glob("*.png")} == {"a-components", "filters"}
+    assert "no attention" in Path("seen/index.html").read_text()
+
+
+def test_without_images_two_photographs(folder: Path) -> None:
+    pytest.importorskip("sklearn")
+    assert run("inspect", "random:vitreous-mini", "--size", 32) == 0
+    assert json.loads(Path("inspection/numbers.json").read_text())["images"][1]["name"] == "china.jpg"
+    assert "never trained" in Path("inspection/index.html").read_text()
+
+
+def test_without_a_model_the_one_in_the_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("inspect", "photos/a.png", "--size", 32) == 0
+    assert "this is vitreous-mini, which comes with the package" in capsys.readouterr().err
+    assert '<h1 class="name">vitreous-mini</h1>' in Path("inspection/index.html").read_text()
+
+
+def test_what_cannot_be_read_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos/c.png").write_bytes(b"no picture")
+    assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 1
+    assert "c.png: " in capsys.readouterr().err
+    found = json.loads(Path("seen/numbers.json").read_text())
+    assert [one["name"] for one in found["images"]] == ["a.png", "b.jpg"]
+    assert len(found["skipped"]) == 1
+
+
+def test_many_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page shows the first ones; distances are of all, and names that are alike do not hide each other."""
+    monkeypatch.setattr(inspecting, "SHOWN", 2)
+    for sub in ("x", "y"):
+        Path("photos", sub).mkdir()
+        Path("photos", sub, "a.png").write_bytes(Path("photos/a.png").read_bytes())
+    assert run("inspect", "m.safetensors", "photos/x", "photos/y", "photos/a.png", "--out", "seen") == 0
+    found = json.loads(Path("seen/numbers.json").read_text())
+    assert found["distances"]["images"] == 3
+    assert any("first 2 of 3 images" in note for note in found["notes"])
+    assert Path("seen/a_2-rollout.png").is_file()
+    assert len(found["images"]) == 2
+
+
+def test_attention_too_large_for_a_page_is_pooled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspecting, "MOST", 2 * 3 * (1 + 5) ** 2)
+    seen: list[Any] = []
+    monkeypatch.setattr(inspecting, "write_page", lambda path, page: seen.append(page))
+    assert run("inspect", "m.safetensors", "photos/a.png", "--out", "seen") == 0
+    (one,) = seen[0].images
+    assert one.coarse == (2, 2)
+    assert one.attention.shape == (2, 3, 5, 5)
+    assert np.abs(one.attention.sum(-1) - 1).max() < 1e-5
+    model = load("m.safetensors")
+    with Image.open("photos/a.png") as picture:
+        whole = inspection.attention(model, model.preprocessing(picture.convert("RGB"))[None]).weights[:, 0].numpy()
+    corner = [1 + 4 * y + x for y in (0, 1) for x in (0, 1)]  # the patches of the first cell
+    expected = whole[:, :, corner][:, :, :, corner].sum(-1).mean(-1)
+    assert one.attention[:, :, 1, 1] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("m.safetensors", "photos/broken.png"), "none of the 1 images can be read"),
+        (("m.safetensors", "gone.png"), "gone.png: there is no such file"),
+        (("gone.safetensors", "photos"), "gone.safetensors: no such file"),
+        (("m.safetensors", "photos", "--size", "30"), "30 x 30"),
+        (("m.safetensors", "photos", "--out", "m.safetensors"), "m.safetensors is no folder"),
+        (("random:nothing", "photos"), "nothing"),
+    ],
+)
+def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+    Path("photos/broken.png").write_bytes(b"no picture")
+    assert run("inspect", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not Path("inspection").exists()

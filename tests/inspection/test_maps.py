@@ -1,0 +1,308 @@
+"""Attention as it is, rolled out, weighted by gradients, and how far it reaches: against loops that spell it out."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import SMALL_RESNET, draw, images, oracle, relative_error, tiny_vit
+from vitreous import VisionTransformer, ViTConfig, VitreousError, inspection
+from vitreous.inspection import looking
+from vitreous.models.resnet import BiT, BiTConfig
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "registers": {"registers": 2},
+    "gap": {"pool": "gap"},
+    "gap with a class token": {"pool": "gap", "class_token": True},
+    "map": {"pool": "map"},
+    "relative": {"position": "relative", "qk_norm": True},
+    "hybrid": {"patch_size": 1, "backbone": SMALL_RESNET},
+    "features": {"num_classes": 0},
+    "every layer": {"position": "sincos-2d", "position_at": "every-layer-shared", "layer_scale": 0.1},
+}
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest) -> VisionTransformer:
+    return tiny_vit(depth=3, **KINDS[request.param])
+
+
+def bit() -> BiT:
+    return draw(BiT(BiTConfig(blocks=(1, 1), width_factor=0.5, image_size=32, num_classes=7)))
+
+
+# ---------------------------------------------------------------- attention
+
+
+def test_attention_is_exact(model: VisionTransformer) -> None:
+    x = images(2, 3, 32, 64)
+    found = inspection.attention(model, x)
+    tokens = model.config.prefix + found.grid[0] * found.grid[1]
+    assert found.weights.shape == (3, 2, 3, tokens, tokens)
+    assert (found.weights.sum(-1) - 1).abs().max() < 1e-5
+    with torch.no_grad():
+        for ours, theirs in zip(found.weights, model.attention(x, [0, 1, 2]), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+
+
+def test_layers_and_heads_come_as_they_are_asked_for() -> None:
+    model, x = tiny_vit(depth=3), images(1, 3, 32, 32)
+    whole, part = inspection.attention(model, x), inspection.attention(model, x, layers=[-1, 0], heads=[2, 0])
+    assert (part.layers, part.heads) == ((2, 0), (2, 0))
+    assert torch.equal(part.weights, whole.weights[[2, 0]][:, :, [2, 0]])
+    assert torch.equal(
+        part.seen_from((1, 2)), whole.weights[[2, 0]][:, :, [2, 0], 1 + 1 * 4 + 2, 1:].unflatten(-1, (4, 4))
+    )
+    assert torch.equal(part.seen_from(6), part.seen_from((1, 2)))
+
+
+@pytest.mark.parametrize("size", ["32x32", "48x80"])
+def test_attention_of_dino(size: str) -> None:
+    parameters, facts = oracle("dino_vit")
+    fields: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 2, "heads": 3, "num_classes": 0}
+    model = VisionTransformer(ViTConfig(**fields, gelu="erf", resample="dino"))
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.items()})
+    found = inspection.attention(model, torch.from_numpy(facts[f"input_{size}"]), layers=[-1])
+    assert relative_error(found.weights[0], facts[f"attn_last_{size}"]) <= 1e-5
+
+
+def test_a_network_without_attention_says_what_it_can_show() -> None:
+    x = images(1, 3, 32, 32)
+    for look in (inspection.attention, inspection.rollout, inspection.relevance, inspection.attention_distance):
+        with pytest.raises(VitreousError, match="no attention; it can show embedding_filters"):
+            look(bit(), x)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"layers": [3]}, r"layers: \[3\] not among the 3 there are; use -3 to 2"),
+        ({"layers": []}, "layers: none were asked for; there are 0 to 2"),
+        ({"heads": [5]}, r"heads: \[5\] not among the 3 there are; use -3 to 2"),
+    ],
+)
+def test_what_is_not_there(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitreousError, match=message):
+        inspection.attention(tiny_vit(depth=3), images(1, 3, 32, 32), **asked)
+
+
+@pytest.mark.parametrize("source", ["register 1", "cls", (4, 0), (0, -1), 16, -1])
+def test_a_source_that_is_not_there(source: Any) -> None:
+    found = inspection.rollout(tiny_vit(), images(1, 3, 32, 32))
+    with pytest.raises(VitreousError, match="source = "):
+        found.seen_from(source)
+
+
+def test_an_image_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = tiny_vit(depth=3), images(1, 3, 256, 512)  # 32 x 64 patches
+    need = 4 * (9 + 6) * (1 + 32 * 64) ** 2
+    monkeypatch.setattr(looking, "free_memory", lambda device: need / looking.SHARE / 4)
+    with pytest.raises(VitreousError, match=r"256 x 512 px.*176 x 360 px would fit") as error:
+        inspection.attention(model, x)
+    assert "GiB" in str(error.value)
+    inspection.attention(model, images(1, 3, 176, 360))
+    monkeypatch.setattr(looking, "free_memory", lambda device: 1 + need / looking.SHARE)
+    assert inspection.attention(model, x).grid == (32, 64)
+
+
+# ---------------------------------------------------------------- rollout
+
+
+@pytest.mark.parametrize(("fusion", "discard"), [("mean", 0.0), ("max", 0.0), ("min", 0.0), ("mean", 0.6)])
+def test_rollout_is_a_product(model: VisionTransformer, fusion: Any, discard: float) -> None:
+    x = images(2, 3, 32, 32)
+    weights = inspection.attention(model, x).weights.double().numpy()
+    tokens = weights.shape[-1]
+    for number in range(2):
+        rolled = np.eye(tokens)
+        for layer in weights[:, number]:
+            fused = {"mean": layer.mean(0), "max": layer.max(0), "min": layer.min(0)}[fusion].copy()
+            for row in fused:
+                row[np.argsort(row)[: int(discard * tokens)]] = 0
+            fused += np.eye(tokens)
+            rolled = fused / fused.sum(1, keepdims=True) @ rolled
+        found = inspection.rollout(model, x, fusion=fusion, discard=discard)
+        assert np.abs(found.weights[number].numpy() - rolled).max() < 1e-6
+        patch = rolled[model.config.prefix + 5, model.config.prefix :].reshape(found.grid)
+        assert np.abs(found.seen_from(5)[number].numpy() - patch).max() < 1e-6
+
+
+def test_rollout_begins_where_the_head_looks() -> None:
+    x = images(1, 3, 32, 32)
+    for pool, expected in (("token", [0]), ("gap", list(range(16)))):
+        found = inspection.rollout(tiny_vit(pool=pool), x)
+        mean = found.weights[0, expected].mean(0)[len(found.names) :].unflatten(0, (4, 4))
+        torch.testing.assert_close(found.seen_from()[0], mean)
+    model = tiny_vit(pool="map")
+    found = inspection.rollout(model, x)
+    assert found.taken.sum().item() == pytest.approx(1, abs=1e-5)
+    assert found.taken.std() > 1e-4  # attention pooling prefers some
+    assert found.seen_from("class") is not None if "class" in found.names else found.names == ()
+
+
+@pytest.mark.parametrize("wrong", [{"fusion": "sum"}, {"discard": 1.0}, {"discard": -0.1}])
+def test_rollout_of_something_else(wrong: dict[str, Any]) -> None:
+    with pytest.raises(VitreousError, match=next(iter(wrong))):
+        inspection.rollout(tiny_vit(), images(1, 3, 32, 32), **wrong)
+
+
+# ---------------------------------------------------------------- distance and entropy
+
+
+def by_loops(model: VisionTransformer, x: Tensor, step: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean distance in pixels and entropy in bits, (layers, heads)."""
+    found = inspection.attention(model, x)
+    rows, cols = found.grid
+    prefix = model.config.prefix
+    distance, entropy = np.zeros((2, *found.weights.shape[:1], found.weights.shape[2]))
+    for place in np.ndindex(distance.shape):
+        for image in range(len(x)):
+            weights = found.weights[place[0], image, place[1]].double().numpy()
+            for q in range(rows * cols):
+                row = weights[prefix + q]
+                entropy[place] -= sum(w * np.log2(w) for w in row if w > 0) / (rows * cols * len(x))
+                there = row[prefix:] / row[prefix:].sum()
+                for k in range(rows * cols):
+                    apart = np.hypot(step[0] * (q // cols - k // cols), step[1] * (q % cols - k % cols))
+                    distance[place] += there[k] * apart / (rows * cols * len(x))
+    return distance, entropy
+
+
+@pytest.mark.parametrize("kind", ["plain", "registers", "gap", "hybrid"])
+def test_distance_and_entropy_by_loops(kind: str) -> None:
+    model, x = tiny_vit(depth=2, **KINDS[kind]), images(2, 3, 32, 48)
+    step = (8, 8) if kind != "hybrid" else (SMALL_RESNET.stride, SMALL_RESNET.stride)
+    distance, entropy = by_loops(model, x, step)
+    found = inspection.attention_distance(model, x)
+    assert found.images == 2
+    assert np.abs(found.distance.numpy() - distance).max() < 1e-4
+    assert np.abs(found.entropy.numpy() - entropy).max() < 1e-5
+
+
+def test_distances_of_batches_are_those_of_all() -> None:
+    model, x = tiny_vit(depth=2), images(5, 3, 32, 32)
+    whole, parts = inspection.attention_distance(model, x), inspection.attention_distance(model, x.split(2))
+    torch.testing.assert_close(whole.distance, parts.distance)
+    torch.testing.assert_close(whole.entropy, parts.entropy)
+    assert parts.images == 5
+    with pytest.raises(VitreousError, match="there are no images"):
+        inspection.attention_distance(model, [])
+
+
+# ---------------------------------------------------------------- relevance
+
+
+def test_relevance_of_one_layer_by_hand() -> None:
+    """The gradient of a logit with respect to the weights, spelled out."""
+    model, x = tiny_vit(depth=1), images(2, 3, 32, 32)
+    block = model.blocks[0]
+    with torch.no_grad():
+        tokens, _ = model.embed(x)
+        weights = block.attn.weights(block.norm1(tokens))
+        values = block.attn.split(block.norm1(tokens))[2]
+    weights.requires_grad_()
+    z = block.attn.proj((weights @ values).transpose(1, 2).flatten(2)) + tokens
+    z = block.mlp(block.norm2(z)) + z
+    logits = model.head(model.norm(z)[:, 0])
+    (gradient,) = torch.autograd.grad(logits[:, 3].sum(), weights)
+    expected = (weights * gradient).clamp(min=0).mean(1)[:, 0, 1:].detach()
+    found = inspection.relevance(model, x, [3, 5])
+    assert found.classes.tolist() == [[3, 5], [3, 5]]
+    torch.testing.assert_close(found.maps[:, 0].flatten(1), expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.probabilities[:, 0], logits.softmax(-1)[:, 3].detach())
+
+
+def test_relevance_is_rolled_out() -> None:
+    """R + E R from the identity, of what `explicit` keeps."""
+    from vitreous.inspection.relevances import explicit
+
+    model, x = tiny_vit(depth=3, pool="gap"), images(1, 3, 32, 32)
+    kept: list[Tensor] = []
+    with explicit(model, kept):
+        logits = model(x)
+    gradients = torch.autograd.grad(logits[0, 2], kept)
+    rolled = np.eye(16)
+    for weights, gradient in zip(kept, gradients, strict=True):
+        rolled = rolled + (weights * gradient).clamp(min=0).mean(1)[0].detach().double().numpy() @ rolled
+    expected = (rolled - np.eye(16)).mean(0).reshape(4, 4)
+    found = inspection.relevance(model, x, [2]).maps[0, 0].numpy()
+    assert np.abs(found - expected).max() < 1e-5 * expected.max()
+
+
+def test_classes_have_maps_of_their_own(model: VisionTransformer) -> None:
+    x = images(2, 3, 32, 32)
+    if model.config.num_classes == 0:
+        with pytest.raises(VitreousError, match="no classes to ask about"):
+            inspection.relevance(model, x)
+        return
+    found = inspection.relevance(model, x, top=3)
+    with torch.no_grad():
+        assert torch.equal(found.classes, model(x).topk(3).indices)
+    assert (found.maps[:, 0] - found.maps[:, 1]).abs().max() > 0.05 * found.maps.max()
+    assert found.maps.min() >= 0
+    assert not found.maps.requires_grad
+
+
+def test_a_head_of_zeros_has_no_relevance() -> None:
+    model = tiny_vit()
+    torch.nn.init.zeros_(model.head.weight)
+    with pytest.raises(VitreousError, match="is the head still at zero"):
+        inspection.relevance(model, images(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize(("asked", "message"), [({"classes": [7]}, r"\[7\] not among the 7"), ({"top": 8}, "1 to 7")])
+def test_classes_that_are_not_there(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitreousError, match=message):
+        inspection.relevance(tiny_vit(), images(1, 3, 32, 32), **asked)
+
+
+# ---------------------------------------------------------------- nothing is left behind
+
+
+def test_a_model_is_left_as_it_was(model: VisionTransformer) -> None:
+    x = images(1, 3, 32, 32)
+    model.train()
+    model.blocks[1].eval()
+    modes = [module.training for module in model.modules()]
+    marked = torch.ones_like(model.patch_embed.proj.weight)
+    model.patch_embed.proj.weight.grad = marked
+    for parameter in model.blocks[0].parameters():
+        parameter.requires_grad_(False)
+    wanted = [parameter.requires_grad for parameter in model.parameters()]
+    with torch.inference_mode():  # somebody may already be in it
+        inspection.attention(model, x)
+        inspection.rollout(model, x)
+        inspection.attention_distance(model, x)
+        inspection.token_pca(model, x)
+        if model.config.num_classes:
+            inspection.relevance(model, x)
+            inspection.depth_readout(model, x)
+    assert modes == [module.training for module in model.modules()]
+    assert wanted == [parameter.requires_grad for parameter in model.parameters()]
+    assert model.patch_embed.proj.weight.grad is marked
+    assert torch.equal(marked, torch.ones_like(marked))
+    assert all(p.grad is None for name, p in model.named_parameters() if name != "patch_embed.proj.weight")
+    assert not any("forward" in vars(block.attn) for block in model.blocks)
+    model.eval()
+    assert model(x).requires_grad  # and can be trained
+
+
+def test_figures(model: VisionTransformer, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from vitreous.drawing import rendered
+
+    x, picture = images(1, 3, 32, 64), np.zeros((32, 64, 3), np.uint8)
+    drawn = [
+        inspection.attention(model, x, [0, -1]).figure(picture, (1, 2)),
+        inspection.rollout(model, x).figure([picture]),
+        inspection.attention_distance(model, x).figure(),
+    ]
+    if model.config.num_classes:
+        drawn += [inspection.relevance(model, x, top=2).figure(picture), inspection.depth_readout(model, x).figure()]
+    for figure in drawn:
+        assert rendered(figure, "png", 50).startswith(b"\x89PNG")
+        assert b"<svg" in rendered(figure, "svg")

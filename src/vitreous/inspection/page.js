@@ -6,6 +6,8 @@ const data = JSON.parse($("data").textContent);
 const prefix = data.prefix.length;
 const range = (count) => Array.from({ length: count }, (_, i) => i);
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
+const make = (tag, words = "", className = "") =>
+  Object.assign(document.createElement(tag), { textContent: words, className });
 
 // ------------------------------------------------------------ colours
 
@@ -83,21 +85,23 @@ async function load(number) {
 
 // ------------------------------------------------------------ what is asked
 
-const state = { layer: data.layers - 1, head: "mean", query: data.source.startsWith("mean") ? "mean" : 0, answer: 0 };
+const SOURCE = data.source.startsWith("mean") ? "mean" : Math.max(0, data.prefix.indexOf("class")); // of rollout
+const state = { layer: data.layers - 1, head: "mean", query: SOURCE, answer: 0 };
 state.patch = null; // [row, column]: the patch that was chosen last, also while a token is asked
 state.read = null; // a cell of the attention map whose value is read
 state.strength = 0.75;
 state.lift = false;
-if (!prefix && state.query === 0) state.query = "patch";
 let now = null; // the image that is shown, opened
 
-const tokenName = (token) =>
-  token === "mean" ? "mean of the patches" : data.prefix[token] === "class" ? "class token" : data.prefix[token];
 const cellName = ([row, col]) => `row ${row + 1}, column ${col + 1}`;
-const called = (token) => (token === "mean" || data.prefix[token] === "class" ? `the ${tokenName(token)}` : tokenName(token));
+const numbered = (token) => /\d$/.test(data.prefix[token]); // register 1
+const tokenName = (token) => (token === "mean" ? data.source : data.prefix[token] + (numbered(token) ? "" : " token"));
+const called = (token) => (numbered(token) ? "" : "the ") + tokenName(token);
 const queryName = () => (state.query === "patch" ? `the patch at ${cellName(state.patch)}` : called(state.query));
-const headName = () =>
-  state.head === "mean" ? (data.heads > 1 ? `mean of ${data.heads} heads` : "its one head") : `head ${state.head + 1} of ${data.heads}`;
+const headName = () => {
+  if (data.heads === 1) return "its one head";
+  return state.head === "mean" ? `mean of ${data.heads} heads` : `head ${state.head + 1} of ${data.heads}`;
+};
 
 const moved = ([row, col], from, to) => [
   Math.floor(((row + 0.5) * to[0]) / from[0]),
@@ -147,7 +151,7 @@ const LONG = 896; // pixels of the longer side of a large canvas; the page shrin
 
 // One pixel for each cell.
 function cells(grid, colour) {
-  const canvas = document.createElement("canvas");
+  const canvas = make("canvas");
   [canvas.height, canvas.width] = grid;
   const context = canvas.getContext("2d");
   const pixels = context.createImageData(grid[1], grid[0]);
@@ -188,7 +192,7 @@ function spread(context, layer) {
   context.drawImage(layer, 0, 0, context.canvas.width, context.canvas.height);
 }
 
-// Two lines, white within black, so that one of them is seen on any ground; two pixels of the screen, if that leaves room.
+// Two lines, white within black, so that one of them is seen on any ground; as wide on any screen, if there is room.
 function outline(context, [row, col], grid, wide = 2) {
   const { width, height, clientWidth } = context.canvas;
   const [h, w] = [height / grid[0], width / grid[1]];
@@ -213,10 +217,9 @@ function overlay(canvas, values, grid, low, high) {
 }
 
 function scale(id, colours, labels) {
-  const bar = document.createElement("i");
+  const bar = make("i");
   bar.style.background = colours.css;
-  const words = labels.map((label) => Object.assign(document.createElement("span"), { textContent: label }));
-  $(id).replaceChildren(bar, ...words);
+  $(id).replaceChildren(bar, ...labels.map((label) => make("span", label)));
 }
 
 const heatScale = (id, low, high, shown) =>
@@ -251,11 +254,9 @@ function drawAttention() {
 function tell(row, values, high) {
   const away = data.prefix.map((_, i) => `${percent(row[i])} to ${called(i)}`);
   const rest = values.reduce((a, b) => a + b, 0);
-  const line = (words) => Object.assign(document.createElement("span"), { textContent: words });
-  const first = document.createElement("b");
-  first.textContent = `Layer ${state.layer + 1} of ${data.layers}, ${headName()}, from ${queryName()}.`;
-  const shares = away.length ? `${percent(rest)} of the attention goes to the patches, ${away.join(", ")}.` : "";
-  $("reading").replaceChildren(first, ...(shares ? [" ", line(shares)] : []));
+  const asked = `Layer ${state.layer + 1} of ${data.layers}, ${headName()}, from ${queryName()}.`;
+  const shares = away.length ? ` ${percent(rest)} of the attention goes to the patches, ${away.join(", ")}.` : "";
+  $("reading").replaceChildren(make("b", asked), shares);
   const most = values.indexOf(high);
   const cell = state.read ?? [Math.floor(most / now.coarse[1]), most % now.coarse[1]];
   const value = percent(values[cell[0] * now.coarse[1] + cell[1]]);
@@ -276,8 +277,8 @@ function strip(box, maps) {
   box.style.setProperty("--row", Math.ceil(maps.length / Math.ceil(maps.length / 14))); // rows of one length
   if (box.children.length !== maps.length) {
     box.replaceChildren(...maps.map(() => {
-      const button = Object.assign(document.createElement("button"), { type: "button" });
-      button.append(document.createElement("canvas"), document.createElement("span"));
+      const button = Object.assign(make("button"), { type: "button" });
+      button.append(make("canvas"), make("span"));
       return button;
     }));
   }
@@ -314,26 +315,28 @@ function drawStrips() {
     chosen: head === state.head || data.heads === 1,
   })));
   for (const button of $("heads").children) {
-    button.setAttribute("aria-label", button.dataset.head === "mean" ? "mean of the heads" : `head ${Number(button.dataset.head) + 1}`);
+    const { head } = button.dataset;
+    button.setAttribute("aria-label", head === "mean" ? "mean of the heads" : `head ${Number(head) + 1}`);
   }
 }
 
 function pill(words, chosen, key) {
-  const button = Object.assign(document.createElement("button"), { type: "button", textContent: words });
+  const button = Object.assign(make("button", words), { type: "button" });
   button.setAttribute("aria-pressed", chosen);
   Object.assign(button.dataset, key);
   return button;
 }
 
 function tokens() {
-  const means = data.source.startsWith("mean") ? ["mean"] : [];
-  return [...range(prefix), ...means, "patch"];
+  return [...range(prefix), ...(SOURCE === "mean" ? ["mean"] : []), "patch"];
 }
 
 function drawTokens() {
   const focused = $("tokens").contains(document.activeElement) && document.activeElement.dataset.token;
-  $("tokens").replaceChildren(...tokens().map((token) =>
-    pill(token === "patch" ? `patch at ${cellName(state.patch)}` : tokenName(token), token === state.query, { token })));
+  $("tokens").replaceChildren(...tokens().map((token) => {
+    const words = token === "patch" ? `patch at ${cellName(state.patch)}` : tokenName(token);
+    return pill(words, token === state.query, { token });
+  }));
   if (focused) $("tokens").querySelector(`[data-token="${focused}"]`)?.focus();
 }
 
@@ -350,11 +353,10 @@ function rolled(name, query) {
 }
 
 function drawRollout() {
-  const source = data.source.startsWith("mean") ? "mean" : 0;
   $("rollout-figure").hidden = !now.rollout;
-  $("source-figure").hidden = !now.rollout || state.query === source;
+  $("source-figure").hidden = !now.rollout || state.query === SOURCE;
   if (!now.rollout) return;
-  rolled("source", source);
+  rolled("source", SOURCE);
   $("source-title").textContent = `Rollout from the ${data.source}`;
   $("source-value").textContent = "Share of what reaches it, from each patch.";
   const values = rolled("rollout", state.query);
@@ -372,7 +374,8 @@ function drawRelevance() {
   strip($("classes"), range(now.classes).map((answer) => {
     const [name, probability] = now.answers[answer];
     const label = `${name} ${percent(probability)}`;
-    return { key: { answer }, label, title: label, values: now.relevance.mean([answer]), grid: now.grid, chosen: answer === state.answer };
+    const values = now.relevance.mean([answer]);
+    return { key: { answer }, label, title: label, values, grid: now.grid, chosen: answer === state.answer };
   }));
   const values = now.relevance.mean([state.answer]);
   const high = largest(values);
@@ -423,7 +426,8 @@ function shape(name, attributes, words) {
 
 function sample(answer) {
   const svg = shape("svg", { class: "sample", width: 24, height: 8, "aria-hidden": true });
-  svg.append(shape("path", { class: `line s${answer}`, d: "M0,4L24,4" }), shape("circle", { class: `dot s${answer}`, cx: 12, cy: 4, r: 3 }));
+  svg.append(shape("path", { class: `line s${answer}`, d: "M0,4L24,4" }));
+  svg.append(shape("circle", { class: `dot s${answer}`, cx: 12, cy: 4, r: 3 }));
   return svg;
 }
 
@@ -440,19 +444,20 @@ function drawDepth() {
   const most = [0.01, 0.02, 0.04, 0.08, 0.12, 0.2, 0.4, 0.6, 0.8].find((limit) => peak <= limit) ?? 1;
   const x = (depth) => left + ((width - left - right) * depth) / Math.max(last, 1);
   const y = (share) => top + (height - top - bottom) * (1 - share / most);
-  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "Probability of each answer by depth; the numbers are in the table" });
+  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img" });
+  svg.setAttribute("aria-label", "Probability of each answer by depth; the numbers are in the table");
+  const tick = (x, y, anchor, words) =>
+    svg.append(shape("text", { class: "tick", x, y, "text-anchor": anchor }, words));
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
     svg.append(shape("line", { class: "rule", x1: left, x2: width - right, y1: y(share * most), y2: y(share * most) }));
-    svg.append(shape("text", { class: "tick", x: left - 8, y: y(share * most) + 4, "text-anchor": "end" }, `${Number((100 * share * most).toPrecision(3))}%`));
+    tick(left - 8, y(share * most) + 4, "end", `${Number((100 * share * most).toPrecision(3))}%`);
   }
   const step = [1, 2, 3, 4, 6, 8, 12, 16].find((size) => (last / size) * 34 <= width - left - right) ?? 24;
-  for (let depth = 0; depth <= last; depth += step) {
-    svg.append(shape("text", { class: "tick", x: x(depth), y: height - bottom + 18, "text-anchor": "middle" }, depth));
-  }
-  svg.append(shape("text", { class: "tick", x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, "after block (0: the embeddings)"));
-  for (const answer of answers.toReversed?.() ?? answers) {
-    const path = now.depth.map((row, depth) => `${depth ? "L" : "M"}${x(depth).toFixed(1)},${y(row[answer]).toFixed(1)}`).join("");
-    svg.append(shape("path", { class: `line s${answer}`, d: path }));
+  for (let depth = 0; depth <= last; depth += step) tick(x(depth), height - bottom + 18, "middle", depth);
+  tick((left + width - right) / 2, height - 6, "middle", "after block (0: the embeddings)");
+  for (const answer of [...answers].reverse()) {
+    const points = now.depth.map((row, depth) => `${x(depth).toFixed(1)},${y(row[answer]).toFixed(1)}`);
+    svg.append(shape("path", { class: `line s${answer}`, d: `M${points.join("L")}` }));
     now.depth.forEach((row, depth) => {
       const dot = shape("circle", { class: `dot s${answer}`, cx: x(depth), cy: y(row[answer]), r: 3 });
       dot.append(shape("title", {}, `${now.answers[answer][0]}, after block ${depth}: ${percent(row[answer])}`));
@@ -461,31 +466,30 @@ function drawDepth() {
   }
   box.replaceChildren(svg);
   $("depth-key").replaceChildren(...answers.map((answer) => {
-    const key = Object.assign(document.createElement("span"), { className: "key name" });
+    const key = make("span", "", "key name");
     key.append(sample(answer), now.answers[answer][0]);
     return key;
   }));
 }
 
 function depthTable() {
-  const cell = (kind, words, css = "") => Object.assign(document.createElement(kind), { textContent: words, className: css });
   const line = (...parts) => {
-    const row = document.createElement("tr");
+    const row = make("tr");
     row.append(...parts);
     return row;
   };
-  const head = document.createElement("thead");
-  head.append(line(cell("th", "block"), Object.assign(cell("th", "top class"), { colSpan: 2 }), ...now.answers.map(([name], i) => {
-    const made = Object.assign(cell("th", "", "num"), { title: name });
-    made.append(...(i < LINES ? [sample(i)] : []), cell("div", name, "cut name"));
-    return made;
-  })));
-  const body = document.createElement("tbody");
+  const named = now.answers.map(([name], i) => {
+    const head = Object.assign(make("th", "", "num"), { title: name });
+    head.append(...(i < LINES ? [sample(i)] : []), make("div", name, "cut name"));
+    return head;
+  });
+  const [head, body] = [make("thead"), make("tbody")];
+  head.append(line(make("th", "block"), Object.assign(make("th", "top class"), { colSpan: 2 }), ...named));
   now.depth.forEach((row, depth) => {
     const [name, share] = now.top[depth];
-    const first = cell("th", depth || "embeddings");
-    first.scope = "row";
-    body.append(line(first, cell("td", name, "name"), cell("td", percent(share), "num"), ...row.map((value) => cell("td", percent(value), "num"))));
+    const first = Object.assign(make("th", depth || "embeddings"), { scope: "row" });
+    const numbers = [share, ...row].map((value) => make("td", percent(value), "num"));
+    body.append(line(first, make("td", name, "name"), ...numbers));
   });
   $("depth-table").replaceChildren(head, body);
 }
@@ -526,7 +530,7 @@ async function show(number) {
   const [rows, cols] = now.grid;
   const [row, col] = state.patch ?? [Math.floor(rows / 2), Math.floor(cols / 2)];
   change({ image: number, patch: [Math.min(row, rows - 1), Math.min(col, cols - 1)] });
-  for (const button of $("images").children) button.setAttribute("aria-pressed", Number(button.dataset.image) === number);
+  [...$("images").children].forEach((button, i) => button.setAttribute("aria-pressed", i === number));
   $("picture").setAttribute("aria-label", `${now.name}. Arrow keys move the query patch.`);
   says();
   if ($("depths")) {
@@ -537,18 +541,16 @@ async function show(number) {
 }
 
 function says() {
-  const name = Object.assign(document.createElement("b"), { className: "name", textContent: now.name });
   const answers = ($("answers") ? [] : now.answers.slice(0, 3)).flatMap(([answer, probability], i) => [
     i ? ", " : " The model says: ",
-    Object.assign(document.createElement("span"), { className: "name", textContent: answer }),
+    make("span", answer, "name"),
     ` ${percent(probability)}`,
   ]);
-  $("says").replaceChildren(name, ...answers);
+  $("says").replaceChildren(make("b", now.name, "name"), ...answers);
   $("answers")?.replaceChildren(...now.answers.map(([answer, probability]) => {
-    const [line, bar] = [document.createElement("li"), document.createElement("i")];
-    const word = Object.assign(document.createElement("span"), { className: "name", textContent: answer });
+    const [line, bar] = [make("li"), make("i")];
     bar.style.setProperty("--share", `${100 * probability}%`);
-    line.append(word, Object.assign(document.createElement("span"), { className: "num", textContent: percent(probability) }), bar);
+    line.append(make("span", answer, "name"), make("span", percent(probability), "num"), bar);
     return line;
   }));
 }
@@ -573,7 +575,9 @@ function stepped(event, cell, grid) {
 }
 
 function choosing(canvas) {
-  canvas.addEventListener("click", (event) => now && change({ patch: cellAt(canvas, event, now.grid), query: "patch" }));
+  canvas.addEventListener("click", (event) => {
+    if (now) change({ patch: cellAt(canvas, event, now.grid), query: "patch" });
+  });
 }
 
 function reading(canvas) {
@@ -608,7 +612,7 @@ const after = (list, value, step) => list[(list.indexOf(value) + step + list.len
 
 const KEYS = {
   l: (step) => now.attention && change({ layer: clamp(state.layer + step, 0, data.layers - 1) }),
-  h: (step) => now.attention && data.heads > 1 && change({ head: after(["mean", ...range(data.heads)], state.head, step) }),
+  h: (step) => now.attention && change({ head: after(["mean", ...range(data.heads)], state.head, step) }),
   t: (step) => now.attention && change({ query: after(tokens(), state.query, step) }),
   i: (step) => show(after(range(data.images.length), state.image, step)).catch(fail),
   c: (step) => now.relevance && change({ answer: after(range(now.classes), state.answer, step) }),
@@ -665,8 +669,7 @@ function listen() {
     $("relevance-title").ariaLive = "polite";
     toolbar($("classes"), ({ answer }) => change({ answer: Number(answer) }));
     ["source-map", "rollout-map", "relevance-map"].forEach((id) => choosing($(id)));
-    const source = data.source.startsWith("mean") ? "mean" : 0;
-    pointed("source", (i) => percent(now.rollout.mean(queries(source, now.grid))[prefix + i]));
+    pointed("source", (i) => percent(now.rollout.mean(queries(SOURCE, now.grid))[prefix + i]));
     pointed("rollout", (i) => percent(now.rollout.mean(queries(state.query, now.grid))[prefix + i]));
     pointed("relevance", (i) => {
       const values = now.relevance.mean([state.answer]);
@@ -684,8 +687,7 @@ function thumbnails() {
   $("images").replaceChildren(...data.images.map((image, number) => {
     const button = pill("", false, { image: number });
     button.title = image.name;
-    const picture = Object.assign(document.createElement("img"), { src: image.source, alt: "" });
-    button.append(picture, Object.assign(document.createElement("span"), { className: "name", textContent: image.name }));
+    button.append(Object.assign(make("img"), { src: image.source, alt: "" }), make("span", image.name, "name"));
     return button;
   }));
 }
@@ -693,7 +695,7 @@ function thumbnails() {
 function fail(error) {
   const old = typeof DecompressionStream === "undefined";
   $("problem").textContent = old
-    ? "This browser is too old for the maps (it has no DecompressionStream): Chrome 80, Firefox 113, Safari 16.4 or later shows them."
+    ? "This browser is too old for the maps: it has no DecompressionStream. Chrome 80, Firefox 113, Safari 16.4 have."
     : `The maps cannot be drawn: ${error.message}`;
   $("problem").hidden = false;
 }

@@ -395,6 +395,17 @@ def test_prediction_by_depth(opened: Open) -> None:
     np.testing.assert_allclose(found, one.depth, rtol=0.05)
 
 
+def test_a_window_made_narrower(opened: Open) -> None:
+    tab = opened(inspection(shown()))
+    wide = tab.locator("#depth svg").bounding_box()["width"]
+    click(tab, "#picture", (1, 1))
+    before = drawn(tab, "picture")
+    tab.set_viewport_size({"width": 400, "height": 800})
+    tab.wait_for_function(f"document.querySelector('#depth svg').clientWidth < {wide - 50}")
+    assert drawn(tab, "picture") != before  # the outline is as wide as before on the screen
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_it_fits_the_screen_and_names_do_nothing_but_show(opened: Open, width: int, scheme: str) -> None:

@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Commands import what they need when they run, so that `--help` is instant."""
 
+import errno
 import os
 import sys
 import warnings
@@ -66,6 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `vitreous models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.exit(_fail(f"what was to be written does not fit ({error.strerror})", 1))
 
 
 def _show(message: Warning | str, category: type[Warning], *_: Any) -> None:

@@ -16,6 +16,7 @@ from vitreous.cli.parts import (
     paced,
     show_columns,
     stopping,
+    tell_unreadable,
     write_json,
 )
 from vitreous.cli.predict import printable
@@ -79,6 +80,7 @@ def compare(
         teller.notes.print(printable(note), style="dim", soft_wrap=True)
     show(found)
     write(found, writing)
+    tell_unreadable(teller, found.unreadable)
 
 
 def write(found: "Comparison", writing: Writing) -> None:

@@ -1,6 +1,5 @@
 """`vitreous evaluate`: how good a model is on a data set."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +18,7 @@ from vitreous.cli.parts import (
     show_columns,
     show_facts,
     stopping,
+    tell_unreadable,
     write_json,
 )
 from vitreous.cli.predict import printable
@@ -94,12 +94,8 @@ def evaluate(
         found = report(subject, data, question, loading, Cache(learning.cache or usual_place()), paced(teller))
     show(source, found)
     write(source, found, writing)
-    if found.scores and (unreadable := found.scores[0].unreadable):
-        for reason in list(unreadable.values())[:MOST_PAIRS]:
-            teller.note(printable(reason))
-        teller.note(f"{len(unreadable):,} of {found.images:,} images cannot be read; they are left out")
-        sys.stdout.flush()
-        raise SystemExit(1)
+    scored = found.scores[0].unreadable.values() if found.scores else ()
+    tell_unreadable(teller, list(dict.fromkeys((*scored, *found.unreadable))))
 
 
 def write(source: str, found: "Report", writing: Writing) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from vitreous.cli.parts import Number, Running, Weights, paced, show_facts, stopping
+from vitreous.cli.parts import Number, Running, Weights, paced, show_facts, stopping, tell_unreadable
 from vitreous.cli.predict import printable
 
 
@@ -55,6 +55,5 @@ def features(
         ("layer", "under the head" if layer == -1 else f"behind block {layer}"),
         ("in", str(out)),
     ]
-    if held.unreadable:
-        rows.append(("unreadable", f"{len(held.unreadable):,}: {printable(next(iter(held.unreadable.values())))}"))
     show_facts(rows)
+    tell_unreadable(teller, list(held.unreadable.values()))

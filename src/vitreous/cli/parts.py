@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Number = Annotated[int | None, tyro.conf.arg(metavar="N")]
 Size = Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="PX [PX]")]  # one number is a square
 Preset = Annotated[Literal["google", "augreg", "deit", "torchvision", "dino"] | None, tyro.conf.arg(metavar="NAME")]
+
+MOST_NAMED = 10  # unreadable images
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -120,6 +122,19 @@ def show_columns(columns: "list[tuple[str, list[str]]]", left: int = 1) -> None:
     show_table(table)
 
 
+def tell_unreadable(teller: "Teller", reasons: "Sequence[str]") -> None:
+    """Images that were left out are named, and the command ends with 1."""
+    from vitreous.cli.predict import printable
+
+    for reason in reasons[:MOST_NAMED]:
+        teller.note(printable(reason))
+    if reasons:
+        rest = f" ({len(reasons) - MOST_NAMED:,} more than are named here)" if len(reasons) > MOST_NAMED else ""
+        teller.note(f"{len(reasons):,} images cannot be read{rest}; they are left out")
+        sys.stdout.flush()
+        raise SystemExit(1)
+
+
 def check_writing(folder: Path | None, *files: Path | None, draws: bool = True) -> None:
     """Before hours of work: whether the answer can be written at the end, with pictures in the folder if it `draws`."""
     from vitreous.drawing import check_drawing
@@ -167,7 +182,9 @@ def show_table(table: "Table") -> None:
     if sys.stdout.isatty():
         Console(highlight=False).print(table)
         return
-    console = Console(highlight=False, width=120, file=io.StringIO(), color_system=None)
+    console = Console(highlight=False, width=10_000, file=io.StringIO(), color_system=None)
+    wide = console.measure(table).maximum
+    console.width = max(120, wide) if table.show_header else 120  # facts are sentences, which may be folded
     console.print(table)
     assert isinstance(console.file, io.StringIO)
     for line in console.file.getvalue().splitlines():

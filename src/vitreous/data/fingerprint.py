@@ -1,7 +1,9 @@
 """What images are, in a few bytes: to tell whether something that was made of them is still of these."""
 
 import os
+from collections.abc import Iterable
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +12,11 @@ from vitreous.data.encoded import Files
 from vitreous.data.shards import Shards
 from vitreous.data.sources import Source, Subset
 
-READ = 256  # images that are read, of a kind that has no files with a date
-
 
 def fingerprint(source: Source) -> str:
     """Of the labels, and of the images: those in memory by their bytes, files by name, size and date of change.
 
-    Of any other kind, names and the bytes of some images that are spread over all of them.
+    Of any other kind, such as Parquet, by the bytes of every image.
     """
     digest = blake2b(source.labels.contiguous().numpy().tobytes(), digest_size=16)
     for part in _parts(source):
@@ -25,7 +25,7 @@ def fingerprint(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _parts(source: Source) -> "list[bytes]":
+def _parts(source: Source) -> Iterable[bytes]:
     if isinstance(source, Subset):
         return [fingerprint(source.source).encode(), source.indices.numpy().tobytes()]
     if source.array is not None:
@@ -40,8 +40,7 @@ def _parts(source: Source) -> "list[bytes]":
             *(array.tobytes() for array in (source.shards, source.offsets)),
         ]
     names = os.fsencode("\n".join(map(source.name, range(len(source)))))
-    step = max(1, len(source) // READ)
-    return [names, *(source.content(index) for index in range(0, len(source), step))]
+    return chain([names], map(source.content, range(len(source))))
 
 
 def _date(path: str) -> bytes:

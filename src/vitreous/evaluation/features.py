@@ -7,7 +7,6 @@ from torch import Tensor
 
 from vitreous.data.loading import EvalLoader
 from vitreous.errors import VitreousError
-from vitreous.models.checks import pick_layers
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer
 
@@ -54,21 +53,28 @@ def feature_batches(
     normalise = loader.prepare.preprocessing.normalise
     look = _look(model, layer)
     for pixels, truths, indices in loader:
-        batch = look(normalise(pixels.to(parameter.device)).to(parameter.dtype))
-        if batch.ndim != 2:
-            raise VitreousError("the model has features for every token, not for the image (pool='none')")
-        yield batch.float(), truths, indices
+        yield look(normalise(pixels.to(parameter.device)).to(parameter.dtype)).float(), truths, indices
+
+
+def check_layer(model: VisionTransformer | BiT, layer: int) -> None:
+    """Whether the model has such a block, and one vector for each image."""
+    if isinstance(model, BiT):
+        if layer != HEAD:
+            raise VitreousError(f"layer = {layer}: this is a BiT, whose features are those under its head (-1)")
+        return
+    if not HEAD <= layer < model.config.depth:
+        raise VitreousError(f"layer = {layer}: use 0 to {model.config.depth - 1}, or -1 for what is under the head")
+    if layer == HEAD and model.config.pool == "none":
+        raise VitreousError("the model has features for every token, not for the image (pool='none')")
 
 
 def _look(model: VisionTransformer | BiT, layer: int) -> Callable[[Tensor], Tensor]:
-    if layer == HEAD:
+    check_layer(model, layer)
+    if layer == HEAD or isinstance(model, BiT):
         return model.features
-    if isinstance(model, BiT):
-        raise VitreousError(f"layer = {layer}: this is a BiT, whose features are those under its head (-1)")
-    (last,) = pick_layers([layer], model.config.depth)
 
     def behind(images: Tensor) -> Tensor:
-        x, _ = model.encode(images, last=last)
+        x, _ = model.encode(images, last=layer)
         return x[:, 0] if model.config.pool == "token" else x[:, model.config.prefix :].mean(1)
 
     return behind

@@ -108,11 +108,12 @@ class Ridge:
         return (_with_constant((features - self.mean) / self.std) @ self.weights).argmax(1)
 
 
-def check_shots(labels: Tensor, classes: Sequence[str], shots: Iterable[int], name: str) -> None:
-    """Before anything is computed: every class has enough images."""
-    most, counts = max(shots), labels.bincount(minlength=len(classes))
+def check_shots(labels: Tensor, tests: Tensor, classes: Sequence[str], shots: Iterable[int], name: str) -> None:
+    """Before anything is computed: every class that occurs has enough images."""
+    most = max(shots)
+    counts, asked = (found.bincount(minlength=len(classes)) for found in (labels, tests))
     for number in range(len(classes)):
-        if 0 < counts[number] < most:
+        if counts[number] < most and (counts[number] or asked[number]):
             raise VitreousError(
                 f"{name}: {most} shots, and {classes[number]!r} has only {int(counts[number])} training images;"
                 " ask for fewer (--shots)"

@@ -148,7 +148,11 @@ def _why_not(data: Sequence[str], labels: Sequence[str] | None, classes: int) ->
     theirs = f"{classes:,} without names" if labels is None else f"{classes:,}: {listed(labels, 3)}"
     best = max((_similar_names(data, labels, classes), _imagenet(data, labels, classes)), key=_how_many)
     lost = [name for name, place in zip(data, best, strict=True) if place is None]
-    found = f"{listed(lost, 3)} not among them" if labels is not None and _how_many(best) else "no rule places them"
+    found = (
+        f"{listed(lost, 3)} not among them"
+        if lost and labels is not None and _how_many(best)
+        else "no rule places them"
+    )
     return (
         f"classes do not match: the data's are {len(data):,}: {listed(data, 3)}; the model's {theirs}; {found}: {ask}"
     )
@@ -198,6 +202,10 @@ def _pairs(path: Path) -> Iterable[tuple[str, str]]:
 
 def _place(value: str, labels: Sequence[str] | None, classes: int) -> int | None:
     if labels is not None and value in labels:
+        if list(labels).count(value) > 1:
+            raise VitreousError(
+                f"{value!r} is the name of {list(labels).count(value)} classes of the model: give a number"
+            )
         return list(labels).index(value)
     if re.fullmatch("[0-9]+", value):
         return int(value) if int(value) < classes else None

@@ -18,7 +18,7 @@ from vitreous.evaluation.fewshot import check_features, check_shots, fewshot
 
 Method = Literal["fewshot", "knn", "probe"]
 METHODS: tuple[Method, ...] = get_args(Method)
-VERSION = 1  # of the measures: another one makes what was kept of them worthless
+VERSION = 2  # of the measures: another one makes what was kept of them worthless
 FEW, MOST_JUDGES = 10_000, 5000  # of few images a larger share is chosen by; of many, so many are enough
 
 
@@ -84,10 +84,12 @@ class Bank:
         return Bank(*(tensor.to(device) for tensor in vars(self).values()))
 
 
-def check(methods: Sequence[Method], labels: Tensor, classes: Sequence[str], settings: Settings, name: str) -> None:
-    """What can be known to fail before a feature is computed."""
+def check(
+    methods: Sequence[Method], labels: Tensor, tests: Tensor, classes: Sequence[str], settings: Settings, name: str
+) -> None:
+    """What can be known to fail before a feature is computed, by the labels to learn from and those to measure on."""
     if "fewshot" in methods:
-        check_shots(labels, classes, settings.shots, name)
+        check_shots(labels, tests, classes, settings.shots, name)
     if {"knn", "probe"} & set(methods):
         try:
             learn_and_judge(labels, settings, 0)

@@ -44,6 +44,7 @@ class Report:
     matched: Match | None  # None: the head was not scored, because of this:
     why_not: str = ""
     learnt: str = ""  # what features were learnt from and measured on
+    unreadable: list[str] = field(default_factory=list)  # images that features could not be made of
     scores: list[Evaluation] = field(default_factory=list)
     measures: list[list[Measure]] = field(default_factory=list)
 
@@ -72,6 +73,7 @@ class Report:
             "scores": [self._scores_json(one) for one in self.scores],
             "features": [{"size": s, "measures": row} for s, row in zip(sizes, taken, strict=False)],
             "learnt": self.learnt or None,
+            "features_unreadable": self.unreadable,
         }
 
     def _scores_json(self, one: Evaluation) -> dict[str, Any]:
@@ -104,7 +106,11 @@ def report(
             raise
         found.why_not = str(error)
     truth = None
-    if question.real is not None and found.matched is not None:
+    if question.real is not None and found.matched is None:
+        raise VitreousError(
+            f"{question.real}: labels to score answers by, and there are none to score: {found.why_not}"
+        )
+    if question.real is not None:
         truth = read_real(question.real, images, labels, classes)
     if question.methods:
         _measure(found, data, question, loading, cache, bar)
@@ -123,12 +129,14 @@ def _match(question: Question, data: Sequence[str], labels: tuple[str, ...] | No
 
 def _measure(found: Report, data: DataSet, question: Question, loading: Loading, cache: Cache, bar: Bar) -> None:
     parts = learn_and_measure(data, question.split)
-    check(question.methods, parts.train.labels, parts.classes, question.settings, parts.name)
-    found.learnt = f"learnt from {len(parts.train):,} images, measured on {len(parts.test):,}: {parts.told}"
+    check(question.methods, parts.train.labels, parts.test.labels, parts.classes, question.settings, parts.name)
     for one in found.shown:
         with bar(f"features at {pixels(one)}", len(parts.train) + len(parts.test)) as tick:
             settings, methods = question.settings, question.methods
-            found.measures.append(cache.measures(found.subject, parts, methods, settings, one, loading, tick))
+            taken = cache.measures(found.subject, parts, methods, settings, one, loading, tick)
+        found.measures.append(list(taken.measures))
+        found.learnt = taken.told(parts)
+        found.unreadable = list(dict.fromkeys((*taken.train_unreadable, *taken.test_unreadable)))
 
 
 def pixels(shown: Preprocessing) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch import Tensor
 from vitreous.data.fingerprint import fingerprint
 from vitreous.data.sources import Source, Subset
 from vitreous.errors import VitreousError
-from vitreous.evaluation.features import HEAD, feature_batches
+from vitreous.evaluation.features import HEAD, check_layer, feature_batches
 from vitreous.evaluation.subject import Loading, Subject
 from vitreous.preprocessing import Preprocessing
 from vitreous.weights.files import Mapped, dump_json, replacing, write_tensors
@@ -86,6 +88,7 @@ def write_features(
     tick: Callable[[int], None] = lambda images: None,
 ) -> Origin:
     """Make the shards that are not there yet. What is there and whole is kept; another model's is an error."""
+    check_layer(subject.model, layer)
     origin = Origin.of(subject, source, preprocessing, loading, layer)
     _claim(folder, origin, len(source), {"model": subject.name, **(about or {})})
     missing = []
@@ -94,8 +97,12 @@ def write_features(
             tick(stop - start)
         else:
             missing.append((number, start, stop))
-    if missing:
-        _make(subject, source, folder, (origin, preprocessing, loading), missing, tick)
+    try:
+        if missing:
+            _make(subject, source, folder, (origin, preprocessing, loading), missing, tick)
+    except VitreousError:
+        _unclaim(folder)
+        raise
     return origin
 
 
@@ -196,20 +203,47 @@ def _about(folder: Path) -> tuple[Origin, int, dict[str, Any]]:
 
 def _claim(folder: Path, origin: Origin, images: int, about: dict[str, Any]) -> None:
     """The folder is for features of this origin: it says so before there are any."""
-    if (folder / ABOUT).exists():
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        taken = any(not path.name.startswith(".") for path in folder.iterdir())
+    except OSError as error:
+        raise VitreousError(f"{folder}: features cannot be written there ({error.strerror})") from error
+    if (folder / ABOUT).exists():  # looked at last: another process may be about to claim the same
         held, _, _ = _about(folder)
         if differences := origin.differences(held):
             raise VitreousError(f"{folder}: there are features of {'; of '.join(differences)}; name another folder")
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = any(folder.iterdir())
-    except OSError as error:
-        raise VitreousError(f"{folder}: features cannot be written there ({error.strerror})") from error
     if taken:
         raise VitreousError(f"{folder}: not empty, and what is in it are no features; name another folder")
     with replacing(folder / ABOUT) as temporary:
         dump_json(temporary, {"origin": asdict(origin), "images": images, "about": about})
+
+
+def _unclaim(folder: Path) -> None:
+    """A folder that holds no features after all is free for others."""
+    if not any(folder.glob("features-*.safetensors")):
+        (folder / ABOUT).unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _sweep(folder: Path) -> None:
+    """What a process that was killed left unfinished is of no use to anybody."""
+    for path in folder.glob(".features*.tmp"):
+        number = path.name.split(".")[-2]
+        if number.isdigit() and not _alive(int(number)):
+            path.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def _spans(images: int) -> Iterator[tuple[int, int]]:

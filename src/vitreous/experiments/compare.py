@@ -31,7 +31,8 @@ class Comparison:
     digests: tuple[str, ...]
     rows: tuple[Row, ...]
     told: dict[str, str]  # of each data set: what was learnt from and measured on
-    notes: tuple[str, ...] = ()  # what one should know of models and data: what was guessed, what was left out
+    notes: tuple[str, ...] = ()  # what one should know of models and data: what was guessed
+    unreadable: tuple[str, ...] = ()  # images that were left out, and why
 
     def to_json(self) -> dict[str, Any]:
         names = zip(self.models, self.digests, strict=True)
@@ -48,7 +49,8 @@ class Comparison:
             for row in self.rows
         ]
         models = [{"name": name, "content_hash": digest} for name, digest in names]
-        return {"suite": self.suite, "models": models, "data": self.told, "rows": rows, "notes": list(self.notes)}
+        notes = {"notes": list(self.notes), "unreadable": list(self.unreadable)}
+        return {"suite": self.suite, "models": models, "data": self.told, "rows": rows, **notes}
 
     def cells(self) -> list[tuple[str, str, list[str]]]:
         """Data or group, measure and the text for each model."""
@@ -78,36 +80,38 @@ def compare(
     subjects = [open_subject(model, loading.device) for model in models]
     names = _distinct([subject.name for subject in subjects], models)
     found: list[list[list[Measure]]] = [[] for _ in opened]  # for each data set and model
+    told: dict[str, str] = {}
+    unreadable: list[str] = []
     for place, (task, parts) in enumerate(opened):
         for name, subject in zip(names, subjects, strict=True):
+            chosen = task.settings(settings)
             with bar(f"{name} on {parts.name}", len(parts.train) + len(parts.test)) as tick:
-                chosen = task.settings(settings)
                 taken = cache.measures(subject, parts, methods, chosen, subject.shown(), loading, tick)
-            found[place].append(taken)
+            found[place].append(list(taken.measures))
+        told[parts.name] = taken.told(parts)  # what cannot be read is the same for every model
+        unreadable += dict.fromkeys((*taken.train_unreadable, *taken.test_unreadable))
     rows = _rows(suite, [parts.name for _, parts in opened], found)
-    told = {
-        parts.name: f"{len(parts.train):,} images to learn from; measured on {len(parts.test):,}: {parts.told}"
-        for _, parts in opened
-    }
     digests = tuple(subject.digest for subject in subjects)
     notes = [f"{name}: {note}" for name, subject in zip(names, subjects, strict=True) for note in subject.notes]
     notes += [f"{parts.name}: {note}" for _, parts in opened for note in parts.notes]
-    return Comparison(suite.name, tuple(names), digests, tuple(rows), told, tuple(notes))
+    return Comparison(suite.name, tuple(names), digests, tuple(rows), told, tuple(notes), tuple(unreadable))
 
 
 def _opened(suite: Suite, methods: Sequence[Method], settings: Settings) -> list[tuple[Task, Parts]]:
     opened = []
     for _, task in suite.tasks:
         parts = task.opened()
-        check(methods, parts.train.labels, parts.classes, task.settings(settings), parts.name)
+        check(methods, parts.train.labels, parts.test.labels, parts.classes, task.settings(settings), parts.name)
         opened.append((task, parts))
-    if len({parts.name for _, parts in opened}) < len(opened):  # two folders may have one name
-        opened = [(task, replace(parts, name=task.source)) for task, parts in opened]
-    return opened
+    # Two folders may have one name; one that was given is kept.
+    names = _distinct([parts.name for _, parts in opened], [task.name or task.source for task, _ in opened])
+    return [(task, replace(parts, name=name)) for name, (task, parts) in zip(names, opened, strict=True)]
 
 
 def _distinct(names: list[str], sources: Sequence[str]) -> list[str]:
-    return [source if names.count(name) > 1 else name for name, source in zip(names, sources, strict=True)]
+    """Those that are there twice by where they come from, and what comes from one place by numbers."""
+    found = [source if names.count(name) > 1 else name for name, source in zip(names, sources, strict=True)]
+    return [f"{name} ({found[: i + 1].count(name)})" if found.count(name) > 1 else name for i, name in enumerate(found)]
 
 
 def _rows(suite: Suite, data: list[str], found: list[list[list[Measure]]]) -> list[Row]:

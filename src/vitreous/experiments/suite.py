@@ -100,6 +100,9 @@ def _task(held: dict[str, Any], folder: Path) -> Task:
     whole, words = ("images", "development", "seed"), ("source", "name", "split", "protocol", *reading)
     _known(held, (*whole, *words), "a data set")
     values = {name: _typed(held, name, int) for name in whole} | {name: _typed(held, name, str) for name in words}
+    for name, least in (("images", 1), ("development", 1), ("seed", 0)):
+        if values[name] is not None and values[name] < least:
+            raise VitreousError(f"{name} = {values[name]}: must be {least} or more")
     if not values["source"]:
         raise VitreousError("a data set without a source: name its folder, its file, or one like cifar10")
     protocol = values.pop("protocol")
@@ -109,6 +112,8 @@ def _task(held: dict[str, Any], folder: Path) -> Task:
         values = {**values, "images": values["images"] or 1000, "development": values["development"] or 200}
     near = folder / values["source"]
     source = str(near) if near.exists() else values["source"]
+    if (place := values["data_dir"]) is not None and (folder / place).exists():
+        values["data_dir"] = str(folder / place)
     options = Reading(**{name: value for name in reading if (value := values.pop(name)) is not None})
     seed = values.pop("seed") or 0
     return Task(**{**values, "source": source, "name": values["name"] or "", "seed": seed, "reading": options})

@@ -680,7 +680,18 @@ function listen() {
     ["plain-map", "similarity-map", "components-map"].forEach((id) => choosing($(id)));
     pointed("similarity", (i) => `cosine ${signed(similar(state.patch)[i])}`);
   }
-  if ($("depths")) new ResizeObserver(() => now && drawDepth()).observe($("depth"));
+  new ResizeObserver(resized()).observe($("look"));
+}
+
+// Outlines and words keep their size on the screen; what is below may have grown without being wider.
+function resized() {
+  let width = $("look").clientWidth;
+  return () => {
+    if (!now || width === $("look").clientWidth) return;
+    width = $("look").clientWidth;
+    draw();
+    if ($("depths")) drawDepth();
+  };
 }
 
 function thumbnails() {

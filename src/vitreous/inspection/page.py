@@ -238,11 +238,18 @@ def _notes(notes: Sequence[str]) -> str:
 
 def _drawings(drawings: Sequence[Drawing]) -> str:
     figures = "".join(
-        f'<figure><figcaption><h3>{_text(one.title)}</h3><p class="quiet">{_text(one.text)}</p></figcaption>'
+        f"<figure{_span(one.png)}><figcaption><h3>{_text(one.title)}</h3>"
+        f'<p class="quiet">{_text(one.text)}</p></figcaption>'
         f'<img alt="{_text(one.title)}: {_text(one.text)}" src="{_address(one.png, "png")}"></figure>\n'
         for one in drawings
     )
     return f'<div class="drawings">{figures}</div>' if figures else ""
+
+
+def _span(png: bytes) -> str:
+    """A drawing of several panels side by side takes the whole width, so that its words can be read."""
+    width, height = (int.from_bytes(png[at : at + 4]) for at in (16, 20))  # where a PNG tells them
+    return ' class="wide"' if width > 1.8 * height else ""
 
 
 def _data(page: Page) -> str:

@@ -119,6 +119,10 @@ def _try_out(config: TrainConfig, data: DataSet, model: ViTConfig | BiTConfig, k
         drawn = build(model)
         lora.adapt_(drawn, config.finetuning)
         optimisers.build(drawn, options, fused=False)
+    if config.finetuning.lora and not any(p.requires_grad for name, p in drawn.named_parameters() if "lora_" in name):
+        raise VitreousError(
+            f"lora = {config.finetuning.lora} and freeze = {' '.join(options.freeze)}: the adapters would be frozen too"
+        )
     Stream(known.images, 0, data.train.labels if config.reading.balanced else None)
     sinks.check(config.run.tensorboard, config.run.wandb)
     return trained(drawn)

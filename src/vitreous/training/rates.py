@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import inf, isnan
 from pathlib import Path
+from signal import SIGINT
 
 import torch
 
@@ -113,9 +114,10 @@ def choose(data: DataSet, made: Plan, folder: RunFolder, run: Run, teller: Telle
             found = Tried(*facts, result.summary().get(metric), result.loss) if result else Tried(*facts)
         except DivergenceError as error:
             found = Tried(*facts, failure=str(error))
-        except Stopped as stop:
+        except KeyboardInterrupt as stop:
             again = f"{program()} train --resume {folder.path}"
-            raise Stopped(f"stopped while trying lr {rate:g}; to go on: {again}", stop.code - 128) from None
+            code = stop.code - 128 if isinstance(stop, Stopped) else SIGINT
+            raise Stopped(f"stopped while trying lr {rate:g}; to go on: {again}", code) from None
         if world.first:
             folder.describe({**folder.description(), "rates": [asdict(one) for one in (*tried(folder), found)]})
             _clear(place.path)

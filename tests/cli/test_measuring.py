@@ -102,7 +102,33 @@ def test_unreadable_images_are_told(folder: Path, capsys: pytest.CaptureFixture[
     assert run("evaluate", "pets", "--model", "m.safetensors") == 1
     err = capsys.readouterr().err
     assert "cat/0.png: " in err
-    assert "1 of 15 images cannot be read; they are left out" in err
+    assert "1 images cannot be read; they are left out" in err
+
+
+def test_unreadable_images_are_told_by_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of training images too, the second time as well, with the number of those that were left."""
+    for part in ("train", "test"):
+        (folder / "pets" / part / "cat" / "0.png").write_bytes(b"broken")
+    measures = ("--with", "fewshot", "knn", "--shots", 2, "--json", "r.json")
+    for _ in range(2):
+        assert run("compare", "m.safetensors", "--data", "pets", *measures, "--cache", "kept") == 1
+        out, err = capsys.readouterr()
+        assert "pets: 35 images to learn from; measured on 14: test split" in out
+        assert "train/cat/0.png: " in err
+        assert "test/cat/0.png: " in err
+        assert "2 images cannot be read; they are left out" in err
+        assert len(json.loads(Path("r.json").read_text())["unreadable"]) == 2
+    checkpoint("headless.safetensors", None, num_classes=0)
+    assert run("evaluate", "pets", "--model", "headless.safetensors", *measures) == 1
+    out, err = capsys.readouterr()
+    assert "35 images to learn from; measured on 14" in out
+    assert "2 images cannot be read" in err
+    assert run("features", "pets", "out", "--model", "m.safetensors", "--split", "train") == 1
+    assert "train/cat/0.png: " in capsys.readouterr().err
+    for path in (folder / "pets" / "train" / "cat").iterdir():
+        path.write_bytes(b"broken")
+    assert run("compare", "m.safetensors", "--data", "pets", *measures) == 2
+    assert "'cat' has only 0 training images" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -115,6 +141,11 @@ def test_unreadable_images_are_told(folder: Path, capsys: pytest.CaptureFixture[
         (("evaluate", "pets", "--model", "m.safetensors", "--with", "fewshot"), "'cat' has only 12 training images"),
         (("evaluate", "pets", "--model", "m.safetensors", "--classes", "gone.json"), "gone.json: this map"),
         (("evaluate", "pets", "--model", "m.safetensors", "--real", "gone.json"), "gone.json"),
+        (
+            ("evaluate", "pets", "--model", "headless.safetensors", "--real", "x.json", "--with", "knn"),
+            "x.json: labels",
+        ),
+        (("features", "pets", "out", "--model", "m.safetensors", "--layer", "-2"), "layer = -2: use 0 to"),
         (("evaluate", "pets"), "--model"),
         (("features", "pets", "m.safetensors", "--model", "m.safetensors"), "m.safetensors: features cannot be"),
         (("evaluate", "pets", "--model", "m.safetensors", "--json", "gone/r.json"), "gone is no folder"),

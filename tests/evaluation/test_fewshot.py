@@ -149,8 +149,9 @@ def test_features_behind_a_layer_are_its_tokens_pooled(pool: str) -> None:
             x = block(x)
     expected = x[:, 0] if pool == "token" else x[:, model.config.prefix :].mean(1)
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
-    with pytest.raises(VitreousError, match="not among the 3"):
-        features(model, loader(source, shown), layer=3)
+    for wrong in (3, -2):
+        with pytest.raises(VitreousError, match="use 0 to 2, or -1 for what is under the head"):
+            features(model, loader(source, shown), layer=wrong)
 
 
 def test_a_bit_has_no_layers_to_choose() -> None:

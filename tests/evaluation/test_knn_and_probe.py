@@ -99,10 +99,13 @@ def test_rows_to_choose_by(development: int | None) -> None:
 def test_what_cannot_be_measured_is_said_beforehand() -> None:
     labels = torch.tensor([0] * 30 + [1] * 7)
     with pytest.raises(VitreousError, match=r"pets: 25 shots, and 'dog' has only 7 training images; .*--shots"):
-        check(["fewshot"], labels, ("cat", "dog"), Settings(), "pets")
+        check(["fewshot"], labels, labels, ("cat", "dog"), Settings(), "pets")
+    with pytest.raises(VitreousError, match="'fox' has only 0 training images"):  # and is asked for
+        check(["fewshot"], labels, torch.tensor([2]), ("cat", "dog", "fox"), Settings(shots=(1,)), "pets")
+    check(["fewshot"], labels, labels, ("cat", "dog", "fox"), Settings(shots=(1,)), "pets")  # nowhere to be seen
     with pytest.raises(VitreousError, match="pets: the development split would be empty"):
-        check(["probe"], torch.tensor([0, 1]), ("cat", "dog"), Settings(), "pets")
+        check(["probe"], torch.tensor([0, 1]), labels, ("cat", "dog"), Settings(), "pets")
     with pytest.raises(VitreousError, match="development = 200: there are 37"):
-        check(["knn"], labels, ("cat", "dog"), Settings(development=200), "pets")
+        check(["knn"], labels, labels, ("cat", "dog"), Settings(development=200), "pets")
     with pytest.raises(VitreousError, match="must be 1 or more"):
         Settings(shots=(0,))

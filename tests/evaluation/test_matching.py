@@ -89,3 +89,9 @@ def test_a_wrong_map_is_one_sentence(tmp_path: Path, text: str, message: str) ->
     (tmp_path / "map.json").write_text(text)
     with pytest.raises(VitreousError, match=message):
         read_match(tmp_path / "map.json", ("a", "b"), MINI, 7)
+
+
+def test_a_name_that_two_classes_have(tmp_path: Path) -> None:
+    (tmp_path / "map.json").write_text('{"a": "crane"}')
+    with pytest.raises(VitreousError, match="'crane' is the name of 2 classes of the model"):
+        read_match(tmp_path / "map.json", ("a",), ("crane", "heron", "crane"), 3)

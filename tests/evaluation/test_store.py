@@ -1,7 +1,11 @@
 """Features on disk: whole, resumable, and of one model only."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,6 +125,68 @@ def test_folders_that_hold_something_else(tmp_path: Path) -> None:
     (tmp_path / "g" / "features.json").write_text("{}")
     with pytest.raises(VitreousError, match="damaged"):
         read_features(tmp_path / "g")
+
+
+def test_what_a_killed_process_left_is_no_obstacle(tmp_path: Path) -> None:
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    for name in (f".features.json.{int(gone.stdout)}.tmp", f".features-00000.safetensors.{int(gone.stdout)}.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / f".features.json.{os.getpid()}.tmp").touch()  # of one that is at it
+    assert sum(write(tmp_path, pictures())) == 34
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []  # ours was replaced by the real one
+    assert len(read_features(tmp_path).features) == 34
+
+
+def test_several_processes_may_make_the_same(tmp_path: Path) -> None:
+    """Each finds what the others have made, or makes it too; none is refused."""
+    code = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import test_store as t
+from pathlib import Path
+t.store.SHARD = 10
+t.write(Path(sys.argv[1]), t.pictures())
+"""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", code, str(tmp_path / "f"), *paths]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in started:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+    assert len(read_features(tmp_path / "f").features) == 34
+
+
+def test_a_refusal_leaves_no_claim(tmp_path: Path) -> None:
+    with pytest.raises(VitreousError, match="use 0 to 1, or -1"):
+        write(tmp_path / "f", pictures(), layer=2)
+    broken = files(tmp_path / "pictures", 3)
+    for path in (tmp_path / "pictures").iterdir():
+        path.write_bytes(b"broken")
+    with pytest.raises(VitreousError, match="no image can be read"):
+        write(tmp_path / "f", broken)
+    assert not (tmp_path / "f").exists()
+    assert sum(write(tmp_path / "f", pictures(), layer=1)) == 34
+
+
+def test_fingerprints_of_what_has_no_files(tmp_path: Path) -> None:
+    """Every image counts: rows of a table have no date that would tell."""
+
+    class Table(Source):
+        def __init__(self, changed: int | None = None):
+            self.labels, self.changed = torch.zeros(600, dtype=torch.int64), changed
+
+        def name(self, index: int) -> str:
+            return f"row {index}"
+
+        def content(self, index: int) -> bytes:
+            return b"another" if index == self.changed else b"%d" % index
+
+        def image(self, index: int) -> Any:
+            raise NotImplementedError
+
+    found = {fingerprint(Table(changed)) for changed in (None, 0, 1, 2, 331, 599)}
+    assert len(found) == 6
+    assert fingerprint(Table()) == fingerprint(Table())
 
 
 def files(folder: Path, count: int = 24) -> Files:

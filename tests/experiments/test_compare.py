@@ -167,12 +167,39 @@ def test_vtab_learns_from_a_thousand_and_chooses_by_two_hundred(tmp_path: Path) 
         ("[[group]]\n[[group.data]]\nsource = 'x'\nshots = 3", "'shots' of a data set not known"),
         ("[[group]]\n[[group.data]]\nsource = 'x'\nimages = 'all'", "expected a whole number"),
         ("[[group]]\n[[group.data]]\nsource = 'x'\nprotocol = 'vtab'", "expected 'vtab-1k'"),
+        ("[[group]]\n[[group.data]]\nsource = 'x'\nimages = 0", "images = 0: must be 1 or more"),
+        ("[[group]]\n[[group.data]]\nsource = 'x'\nimages = -5", "images = -5: must be 1 or more"),
+        ("[[group]]\n[[group.data]]\nsource = 'x'\ndevelopment = 0\nprotocol = 'vtab-1k'", "development = 0"),
+        ("[[group]]\n[[group.data]]\nsource = 'x'\nseed = -1", "seed = -1: must be 0 or more"),
     ],
 )
 def test_a_wrong_suite_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "s.toml").write_text(text)
     with pytest.raises(VitreousError, match=f"s.toml: .*{message}"):
         read_suite(tmp_path / "s.toml")
+
+
+def test_the_same_twice_keeps_its_names(tmp_path: Path, models: list[str]) -> None:
+    colours(tmp_path / "a.npz")
+    table = "[[group]]\n" + "".join(
+        f"[[group.data]]\nsource = 'a.npz'\n{more}\n" for more in ("", "images = 30", "name = 'mine'", "images = 60")
+    )
+    (tmp_path / "s.toml").write_text(table)
+    suite, cache = read_suite(tmp_path / "s.toml"), Cache(tmp_path / "cache")
+    found = compare([models[0], models[0]], suite, ("knn",), cache, Loading(), SETTINGS)
+    where = str(tmp_path / "a.npz")
+    assert list(found.told) == [f"{where} (1)", f"{where} (2)", "mine", f"{where} (3)"]
+    assert [text.split()[0] for text in found.told.values()] == ["90", "30", "90", "60"]
+    assert found.models == (f"{models[0]} (1)", f"{models[0]} (2)")
+    assert len(found.to_json()["rows"][0]["values"]) == 2
+
+
+def test_a_class_that_was_not_drawn_is_no_zero(tmp_path: Path, models: list[str]) -> None:
+    colours(tmp_path / "a.npz")
+    (tmp_path / "s.toml").write_text("[[group]]\n[[group.data]]\nsource = 'a.npz'\nimages = 2\n")
+    suite = read_suite(tmp_path / "s.toml")
+    with pytest.raises(VitreousError, match=r"1 shots, and '\d' has only 0 training images"):
+        compare(models, suite, ("fewshot",), Cache(tmp_path / "cache"), Loading(), Settings(shots=(1,)))
 
 
 def test_what_cannot_work_is_said_before_any_feature(tmp_path: Path, models: list[str]) -> None:

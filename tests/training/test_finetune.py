@@ -292,6 +292,7 @@ def test_a_choice_that_was_stopped_says_how_to_go_on(place: Path, weights: Path)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"lora": 4, "freeze": ("!head.*",)}, "the adapters would be frozen too"),
         ({"image_size": 18}, "18 x 18 .*patch"),
         ({"image_size": (16, 18)}, "16 x 18 .*patch"),
         ({"lr": 0.1, "lr_candidates": RATES}, "lr and lr_candidates: one learning rate is given, or"),

@@ -18,7 +18,7 @@ FLOORS = [
     {"experiments", "serving"},
     {"cli"},
 ]
-LEAVES = {"errors", "draws", "drawing", "memory"}
+LEAVES = {"errors", "draws", "drawing", "memory", "pages"}
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 

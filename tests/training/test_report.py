@@ -22,7 +22,8 @@ from sklearn.datasets import load_digits
 
 from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result, Scores
-from vitreous.training.charts import Chart, Line, draw, log_ticks, smooth, text, thin, tick_names, ticks
+from vitreous.pages import text
+from vitreous.training.charts import Chart, Line, draw, log_ticks, smooth, thin, tick_names, ticks
 from vitreous.training.curves import History, charts
 from vitreous.training.report import Picture, Report, render, write_report
 

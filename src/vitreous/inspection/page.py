@@ -8,14 +8,11 @@ so that faint weights keep their digits; the maximum is kept as it is, so that t
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
-import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,10 +22,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitreous.errors import VitreousError
+from vitreous.pages import clean, policy, text
 from vitreous.weights.files import replacing
 
 TINY_SIDE = 64  # up to here a picture is kept pixel by pixel, and shown so
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 Floats = NDArray[np.float32]
 
@@ -88,11 +85,6 @@ def render(page: Page) -> str:
     for shown in page.images:
         _check(shown, page)
     style, script = (files("vitreous.inspection").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    # The browser itself keeps the page to its word: no network, and no script but the one whose hash this is.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
-    )
     sections = [section for section in _sections(page) if section[3]]
     nav = "".join(f'<a href="#{name}">{title}</a>' for name, title, _, _ in sections)
     main = "".join(
@@ -101,11 +93,11 @@ def render(page: Page) -> str:
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta http-equiv="Content-Security-Policy" content="{policy(script)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Inside {_text(page.title)}</title>
+<title>Inside {text(page.title)}</title>
 <style>{style}</style></head>
-<body><header><p class="kicker">Inside the model</p><h1 class="name">{_text(page.title)}</h1>
+<body><header><p class="kicker">Inside the model</p><h1 class="name">{text(page.title)}</h1>
 {_warning(page)}{_facts(page.facts)}{_notes(page.notes)}<nav>{nav}</nav></header>
 <noscript><p class="warning">Looking at images here needs JavaScript. The figures below do without it.</p></noscript>
 <p class="warning" id="problem" role="alert" hidden></p>
@@ -130,7 +122,7 @@ def _sections(page: Page) -> list[tuple[str, str, bool, str]]:
         ("patches", "Patches among themselves", True, (TOKENS if attended else PLACES) if tokens else ""),
         ("depths", "Prediction by depth", True, DEPTH if deep else ""),
         ("figures", "Figures", False, _drawings(page.drawings)),
-        ("command", "Command", False, f"<pre><code>{_text(page.command)}</code></pre>" if page.command else ""),
+        ("command", "Command", False, f"<pre><code>{text(page.command)}</code></pre>" if page.command else ""),
     ]
 
 
@@ -227,20 +219,20 @@ def _warning(page: Page) -> str:
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
-    items = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts)
+    items = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in facts)
     return f'<dl class="facts">{items}</dl>\n' if items else ""
 
 
 def _notes(notes: Sequence[str]) -> str:
-    items = "".join(f"<li>{_text(note)}</li>" for note in notes)
+    items = "".join(f"<li>{text(note)}</li>" for note in notes)
     return f'<ul class="notes">{items}</ul>\n' if items else ""
 
 
 def _drawings(drawings: Sequence[Drawing]) -> str:
     figures = "".join(
-        f"<figure{_span(one.png)}><figcaption><h3>{_text(one.title)}</h3>"
-        f'<p class="quiet">{_text(one.text)}</p></figcaption>'
-        f'<img alt="{_text(one.title)}: {_text(one.text)}" src="{_address(one.png, "png")}"></figure>\n'
+        f"<figure{_span(one.png)}><figcaption><h3>{text(one.title)}</h3>"
+        f'<p class="quiet">{text(one.text)}</p></figcaption>'
+        f'<img alt="{text(one.title)}: {text(one.text)}" src="{_address(one.png, "png")}"></figure>\n'
         for one in drawings
     )
     return f'<div class="drawings">{figures}</div>' if figures else ""
@@ -257,7 +249,7 @@ def _data(page: Page) -> str:
     table: dict[str, Any] = {
         "layers": page.layers,
         "heads": page.heads,
-        "prefix": [_clean(name) for name in page.prefix],
+        "prefix": [clean(name) for name in page.prefix],
         "source": page.source,
         "images": [_image(shown) for shown in page.images],
     }
@@ -273,16 +265,16 @@ def _data(page: Page) -> str:
 def _image(shown: Shown) -> dict[str, Any]:
     height, width = shown.pixels.shape[:2]
     return {
-        "name": _clean(shown.name),
+        "name": clean(shown.name),
         "source": _picture(shown.pixels),
         "size": (width, height),
         "tiny": max(width, height) <= TINY_SIDE,
         "grid": shown.grid,
         "coarse": shown.coarse,
-        "answers": [(_clean(name), round(float(value), 6)) for name, value in shown.answers],
+        "answers": [(clean(name), round(float(value), 6)) for name, value in shown.answers],
         "classes": len(shown.relevance),
         "depth": [[round(float(value), 6) for value in row] for row in shown.depth],
-        "top": [(_clean(name), round(float(value), 6)) for name, value in shown.depth_top],
+        "top": [(clean(name), round(float(value), 6)) for name, value in shown.depth_top],
     }
 
 
@@ -350,12 +342,3 @@ def _address(data: bytes, kind: str) -> str:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
-
-
-def _clean(value: object) -> str:
-    return UNPRINTABLE.sub("\ufffd", str(value))
-
-
-def _text(value: object) -> str:
-    """Anything as HTML that shows it, and does nothing else."""
-    return escape(_clean(value))

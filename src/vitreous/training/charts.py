@@ -7,15 +7,15 @@ Without scripts the picture is complete. A script reads values back from the pat
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from vitreous.pages import text
 
 Numbers = NDArray[np.float64]
 Kind = Literal["number", "percent"]
@@ -25,12 +25,6 @@ MOST_POINTS = 800
 MOST_DOTS = 60  # of one line; more would run into each other
 MOST_MARKS = 40
 SPIKE = 4.0  # a peak is cut off where it is so many times higher than all but one in a hundred points
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-
-
-def text(value: object) -> str:
-    """Anything as HTML that shows it, and does nothing else."""
-    return escape(UNPRINTABLE.sub("\ufffd", str(value)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.evaluation.metrics import ClassScore, Result
-from vitreous.training.charts import text
+from vitreous.pages import text
 
 COUNTED = 20  # classes up to which the matrix has room for numbers
 DRAWN = 60  # classes up to which there is a matrix

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from helpers import SMALL_RESNET, draw, tiny_vit
-from vitreous import inspection, load, save
+from runs import draw_folder
+from vitreous import inspection, load, open_data, save, train
 from vitreous.cli import main
 from vitreous.inspection import inspecting
 from vitreous.models.resnet import BiT, BiTConfig
@@ -174,3 +175,24 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: t
     assert message in error
     assert "Traceback" not in error
     assert not Path("inspection").exists()
+
+
+def test_a_run_is_looked_into_with_its_own_images(folder: Path) -> None:
+    """The report links to the page, which says how it is made until it is."""
+    draw_folder(folder / "data")
+    options = {"width": 16, "depth": 1, "heads": 2, "image_size": 16, "duration": "2 steps", "batch_size": 8}
+    train(folder / "data", **options, out="run", device="cpu", quiet=True)
+    assert 'href="./inspection/index.html"' in Path("run/report.html").read_text()
+    page = Path("run/inspection/index.html")
+    assert "inspect run</pre>" in page.read_text()
+    assert run("inspect", "run") == 0
+    assert '<h1 class="name">run</h1>' in page.read_text()
+    found = json.loads(Path("run/inspection/numbers.json").read_text())
+    assert len(found["images"]) == 3  # one of each class, of those that were held out
+    opened = open_data(folder / "data")
+    assert opened.val is not None
+    held_out = {Path(opened.val.name(i)).name for i in range(len(opened.val))}
+    assert {one["name"] for one in found["images"]} <= held_out
+    (folder / "data").rename(folder / "moved")
+    assert run("inspect", "run") == 2
+    assert run("inspect", "run", "photos/a.png") == 0

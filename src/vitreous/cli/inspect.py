@@ -95,17 +95,18 @@ def photographs() -> "list[Picture]":
 
 def of_run(run: Path) -> "list[Picture]":
     """Images that a run was measured on: the first of each class, as many as the page shows."""
+    from vitreous.data.opening import open_data
     from vitreous.errors import VitreousError
-    from vitreous.evaluation.subject import measured_split, open_whole
     from vitreous.inspection.inspecting import SHOWN, Picture
     from vitreous.training.config import TrainConfig
     from vitreous.training.folder import RunFolder
 
     told = RunFolder.opened(run).description()
     try:
-        _, source = measured_split(open_whole(told["data"], TrainConfig.from_flat(told["config"]).reading))
+        data = open_data(told["data"], TrainConfig.from_flat(told["config"]).reading)
     except (VitreousError, KeyError) as error:
         raise VitreousError(f"the images of {run} cannot be opened ({error}); name others behind the model") from error
+    source = data.test or data.val or data.train
     labels, chosen = source.labels, list(range(min(SHOWN, len(source))))
     if labels.ndim == 1:
         firsts = [int((labels == k).nonzero()[0, 0]) for k in labels.unique().tolist()]

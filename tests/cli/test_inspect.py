@@ -18,7 +18,7 @@ from vitreous.inspection import inspecting
 from vitreous.models.resnet import BiT, BiTConfig
 
 pytest.importorskip("matplotlib")
-FIGURES = ("attention", "components", "depth", "relevance", "rollout")
+FIGURES = ("attention", "components", "depth", "relevance", "rollout", "similarity")
 
 
 def run(*arguments: object) -> int:
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_everything_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 0
-    assert capsys.readouterr().out == "page     seen/index.html\nfigures  26 files beside it, and numbers.json\n"
+    assert capsys.readouterr().out == "page     seen/index.html\nfigures  30 files beside it, and numbers.json\n"
     names = {f"{stem}-{kind}" for stem in "ab" for kind in FIGURES} | {"filters", "positions", "distances"}
     files = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert {path.name for path in Path("seen").iterdir()} == files | {"index.html", "numbers.json"}
@@ -100,7 +100,7 @@ def test_any_vit(folder: Path, changes: dict[str, Any], lacking: set[str]) -> No
 def test_a_bit(folder: Path) -> None:
     save(draw(BiT(BiTConfig(blocks=(1, 1), width_factor=0.5, image_size=32, num_classes=7))), "bit.safetensors")
     assert run("inspect", "bit.safetensors", "photos/a.png", "--out", "seen") == 0
-    assert {path.stem for path in Path("seen").glob("*.png")} == {"a-components", "filters"}
+    assert {path.stem for path in Path("seen").glob("*.png")} == {"a-components", "a-similarity", "filters"}
     assert "no attention" in Path("seen/index.html").read_text()
 
 

@@ -247,6 +247,32 @@ def test_classes_have_maps_of_their_own(model: VisionTransformer) -> None:
     assert not found.maps.requires_grad
 
 
+def test_two_things_in_one_picture() -> None:
+    """A model that has learnt to name the colour of one patch among grey ones is shown two at once."""
+    torch.manual_seed(0)
+    colours = torch.tensor([[2.0, -1, -1], [-1, 2, -1], [-1, -1, 2]])
+
+    def picture(things: list[tuple[int, int]]) -> Tensor:
+        x = 0.3 * torch.randn(3, 32, 32)
+        for colour, place in things:
+            y, x_ = 8 * (place // 4), 8 * (place % 4)
+            x[:, y : y + 8, x_ : x_ + 8] += colours[colour][:, None, None]
+        return x
+
+    model = VisionTransformer(ViTConfig(image_size=32, patch_size=8, width=32, depth=2, heads=2, num_classes=3))
+    optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(120):
+        truth, places = torch.randint(0, 3, (32,)), torch.randint(0, 16, (32,))
+        x = torch.stack([picture([one]) for one in zip(truth.tolist(), places.tolist(), strict=True)])
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), truth).backward()
+        optimiser.step()
+    found = inspection.relevance(model, picture([(0, 1), (1, 14)])[None], [0, 1]).maps[0].flatten(1)
+    assert found.argmax(1).tolist() == [1, 14]
+    assert found[0, 1] > 3 * found[0, 14]
+    assert found[1, 14] > 3 * found[1, 1]
+
+
 def test_a_head_of_zeros_has_no_relevance() -> None:
     model = tiny_vit()
     torch.nn.init.zeros_(model.head.weight)

@@ -20,11 +20,11 @@ from vitreous.errors import VitreousError
 from vitreous.inspection.distances import Distances, attention_distance
 from vitreous.inspection.embeddings import embedding_filters, position_similarity
 from vitreous.inspection.figures import table
-from vitreous.inspection.looking import names_of, pooling, walk
+from vitreous.inspection.looking import check_room, names_of, pooling, walk
 from vitreous.inspection.maps import Attention, rollout
 from vitreous.inspection.page import Drawing, Page, Shown, write_page
 from vitreous.inspection.relevances import relevance
-from vitreous.inspection.tokens import Readout, depth_readout, patch_tokens, token_pca
+from vitreous.inspection.tokens import Readout, Similarity, depth_readout, patch_tokens, token_pca
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid
 from vitreous.models.cost import cost
@@ -142,6 +142,8 @@ class _Look:
     def at(self, label: str, pixels: Tensor) -> None:
         self.tell(label)
         batch = self.prepared(pixels)[None]
+        if self.vit is not None:
+            check_room(self.vit, batch, 2, 2 * self.vit.config.heads)
         stem = _distinct(Path(label).stem or "image", {name.rsplit("-", 1)[0] for name in self.figures})
         picture = np.ascontiguousarray(pixels.expand(3, -1, -1).clamp(0, 255).byte().permute(1, 2, 0).numpy())
         tokens = patch_tokens(self.model, batch, -1)[0]
@@ -163,13 +165,24 @@ class _Look:
             numbers["depth"] = [[_rounded(v) for v in row] for row in depth.tolist()]
             numbers["depth_top"] = tops
         self.numbers.setdefault("images", []).append({"name": label, **numbers})
-        similarity = (unit @ unit.T).cpu().numpy()
+        similarity = unit @ unit.T
+        self._alike(similarity, grid, numbers, picture, stem)
         self.images.append(
             Shown(
-                label, picture, grid, answers, weights, coarse, rolled, maps, similarity,
+                label, picture, grid, answers, weights, coarse, rolled, maps, similarity.cpu().numpy(),
                 components.colours[0].cpu().numpy(), depth, tops,
             )
         )  # fmt: skip
+
+    def _alike(self, similarity: Tensor, grid: Grid, numbers: dict[str, Any], picture: Any, stem: str) -> None:
+        """Of the patch that most is heard from, or else the one in the middle."""
+        patch = (grid[0] // 2, grid[1] // 2)
+        if "rollout" in numbers:
+            place = int(np.argmax(numbers["rollout"]))
+            patch = (place // grid[1], place % grid[1])
+        cosines = similarity[patch[0] * grid[1] + patch[1]].unflatten(0, grid)
+        drawn = Similarity(cosines[None], patch, -1).figure([picture])
+        self._draw(f"{stem}-similarity", drawn, "Patch similarity", "of one patch's token with all others")
 
     def _answers(self, batch: Tensor, stem: str) -> tuple[tuple[tuple[str, float], ...], Any, Any]:
         """The likeliest classes, and how likely each is read out at every depth."""

@@ -75,8 +75,9 @@ def test_the_numbers_are_the_librarys(folder: Path) -> None:
         best = model(x).softmax(-1)[0].topk(5)
     assert [p for _, p in one["answers"]] == pytest.approx(best.values.tolist(), abs=2e-6)
     relevance = inspection.relevance(model, x, top=5)
-    for name, k in zip((name for name, _ in one["answers"]), range(5), strict=True):
-        assert np.asarray(one["relevance"][name]) == near(relevance.maps[0, k])
+    assert [row["class"] for row in one["relevance"]] == relevance.classes[0].tolist()
+    for row, expected in zip(one["relevance"], relevance.maps[0], strict=True):
+        assert np.asarray(row["map"]) == near(expected)
 
 
 @pytest.mark.parametrize(

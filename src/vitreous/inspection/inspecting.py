@@ -20,7 +20,7 @@ from vitreous.errors import VitreousError
 from vitreous.inspection.distances import Distances, attention_distance
 from vitreous.inspection.embeddings import embedding_filters, position_similarity
 from vitreous.inspection.figures import table
-from vitreous.inspection.looking import check_room, names_of, pooling, walk
+from vitreous.inspection.looking import check_room, names_of, pooling, probabilities, still, walk
 from vitreous.inspection.maps import Attention, rollout
 from vitreous.inspection.page import Drawing, Page, Shown, write_page
 from vitreous.inspection.relevances import relevance
@@ -193,9 +193,8 @@ class _Look:
             text = "what the head would say behind each layer"
             self._draw(f"{stem}-depth", read.figure(), "Prediction by depth", text)
         else:
-            with torch.inference_mode():
-                logits = self.model.eval()(batch).float()
-            scores = logits.sigmoid() if self.model.multi_label else logits.softmax(-1)
+            with still(self.model), torch.no_grad():
+                scores = probabilities(self.model, self.model(batch).float())
             read = Readout(scores[None], labels_of(self.model))
         found = read.probabilities[:, 0]
         order = found[-1].topk(min(CLASSES, found.shape[-1])).indices
@@ -234,11 +233,19 @@ class _Look:
     def _relevance(
         self, vit: VisionTransformer, batch: Tensor, picture: Any, stem: str, numbers: dict[str, Any]
     ) -> Any:
+        none = np.zeros((0, *vit.config.grid_at((batch.shape[2], batch.shape[3]))), np.float32)
         if not self.answers or _empty_head(vit):
-            return np.zeros((0, *vit.config.grid_at((batch.shape[2], batch.shape[3]))), np.float32)
-        found = relevance(vit, batch, top=min(CLASSES, vit.config.num_classes))
+            return none
+        try:
+            found = relevance(vit, batch, top=min(CLASSES, vit.config.num_classes))
+        except VitreousError as error:  # it takes the most memory of all: the rest is worth having without it
+            self.notes.append(f"{stem}: no relevance is shown: {error}")
+            return none
         self._draw(f"{stem}-relevance", found.figure(picture), "Relevance", "what speaks for each of the first classes")
-        numbers["relevance"] = {found.name(0, k): _listed(one) for k, one in enumerate(found.maps[0])}
+        numbers["relevance"] = [
+            {"class": int(found.classes[0, k]), "name": found.name(0, k), "map": _listed(one)}
+            for k, one in enumerate(found.maps[0])
+        ]
         return found.maps[0].cpu().numpy()
 
     # ------------------------------------------------------------ all of them

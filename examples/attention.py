@@ -13,7 +13,8 @@ import vitreous
 from vitreous import inspection
 from vitreous.data.decoding import decode
 from vitreous.data.named import photographs
-from vitreous.inspection.figures import table
+from vitreous.drawing import rendered
+from vitreous.inspection.figures import Look, table
 
 LAYERS = (1, 4, 7, 10)
 LONG_SIDE = 480
@@ -35,8 +36,9 @@ def main() -> None:
         parser.error(str(error))
     heads = found.seen_from().mean(2)[:, 0]  # (layers, rows, cols), averaged over heads
     titles = [f"layer {layer + 1}" for layer in LAYERS]
-    figure = table(heads[None], [""], titles, "attention of the class token", shown.pixels(image), alone=True)
-    figure.savefig(arguments.out, dpi=110)
+    look = Look("attention of the class token", alone=True)
+    figure = table(heads[None], [""], titles, "share of the attention", shown.pixels(image), look)
+    arguments.out.write_bytes(rendered(figure, "png", 110))
     print(f"{found.grid[0]} x {found.grid[1]} patches; drawn to {arguments.out}")
 
 

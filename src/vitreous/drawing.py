@@ -37,5 +37,5 @@ def rendered(figure: Figure, kind: str, dpi: int = 160) -> bytes:
     held = io.BytesIO()
     undated = {"Date": None} if kind == "svg" else {}
     with rc_context({"svg.hashsalt": "vitreous"}):
-        figure.savefig(held, format=kind, dpi=dpi, metadata=undated)
+        figure.savefig(held, format=kind, dpi=dpi, metadata=undated, bbox_inches="tight")
     return held.getvalue()

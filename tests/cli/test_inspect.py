@@ -14,7 +14,7 @@ from helpers import SMALL_RESNET, draw, tiny_vit
 from runs import draw_folder
 from vitreous import inspection, load, open_data, save, train
 from vitreous.cli import main
-from vitreous.inspection import inspecting
+from vitreous.inspection import inspecting, looking
 from vitreous.models.resnet import BiT, BiTConfig
 
 pytest.importorskip("matplotlib")
@@ -156,6 +156,46 @@ def test_attention_too_large_for_a_page_is_pooled(folder: Path, monkeypatch: pyt
     corner = [1 + 4 * y + x for y in (0, 1) for x in (0, 1)]  # the patches of the first cell
     expected = whole[:, :, corner][:, :, :, corner].sum(-1).mean(-1)
     assert one.attention[:, :, 1, 1] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*the head is all zeros")
+def test_a_new_head_is_not_a_random_model(folder: Path) -> None:
+    save(load("m.safetensors", num_classes=5), "new.safetensors")
+    assert run("inspect", "new.safetensors", "photos/a.png", "--out", "seen") == 0
+    assert "never trained: what the maps show is chance" not in Path("seen/index.html").read_text()
+    found = json.loads(Path("seen/numbers.json").read_text())
+    assert sum("zero" in note for note in found["notes"]) == 1
+
+
+def test_a_second_look_takes_the_first_away(folder: Path) -> None:
+    """And nothing that is not its own; names may be long, hidden and in any script."""
+    long = Path("photos") / ("." + 50 * "\U00020000" + ".png")
+    long.write_bytes(Path("photos/a.png").read_bytes())
+    assert run("inspect", "m.safetensors", long, "photos/a.png", "--out", "seen") == 0
+    Path("seen/mine.png").touch()
+    assert len([path for path in Path("seen").glob("*-rollout.png") if not path.name.startswith(".")]) == 2
+    assert run("inspect", "m.safetensors", "photos/b.jpg", "--out", "seen") == 0
+    assert [path.name for path in Path("seen").glob("*-rollout.png")] == ["b-rollout.png"]
+    assert Path("seen/mine.png").exists()
+
+
+def test_an_image_with_nothing_in_it(folder: Path) -> None:
+    save(tiny_vit(position="none"), "none.safetensors")
+    Image.new("RGB", (32, 32)).save("photos/black.png")
+    assert run("inspect", "none.safetensors", "photos/a.png", "photos/black.png", "--out", "seen") == 0
+    assert not Path("seen/black-components.png").exists()
+    assert Path("seen/black-rollout.png").exists()
+    found = json.loads(Path("seen/numbers.json").read_text())
+    assert any(note.startswith("black: token_pca: all tokens are the same") for note in found["notes"])
+
+
+def test_little_memory_makes_small_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = 4 * (2 + 4 * 3) * 17**2 / looking.SHARE  # what one image takes
+    monkeypatch.setattr(looking, "free_memory", lambda device: 1.2 * one)
+    assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 0
+    assert json.loads(Path("seen/numbers.json").read_text())["distances"]["images"] == 2
+    assert run("inspect", "m.safetensors", "photos", "--out", "other", "--size", 64) == 2
+    assert not Path("other").exists()
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,57 @@ def test_a_model_is_left_as_it_was(model: VisionTransformer) -> None:
     assert model(x).requires_grad  # and can be trained
 
 
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(3, 32, 32), "got a tensor of shape \\(3, 32, 32\\)"),
+        (torch.zeros(0, 3, 32, 32), "a batch of one or more"),
+        (np.zeros((1, 3, 32, 32)), "got ndarray"),
+        (torch.full((1, 3, 32, 32), torch.nan), "some pixels are not numbers"),
+    ],
+)
+def test_what_is_no_batch_of_images(x: Any, message: str) -> None:
+    model = tiny_vit()
+    for look in (inspection.attention, inspection.rollout, inspection.relevance, inspection.depth_readout):
+        with pytest.raises(VitreousError, match=message):
+            look(model, x)
+    for look in (inspection.token_pca, lambda m, x: inspection.attention_distance(m, [x])):
+        with pytest.raises(VitreousError, match=message):
+            look(model, x)
+
+
+def test_whatever_is_around_the_model() -> None:
+    model, x = tiny_vit(), images(1, 3, 32, 32)
+    expected = inspection.relevance(model, x)
+    for around in (torch.compile(model), torch.nn.DataParallel(model)):
+        assert torch.equal(inspection.attention(around, x).weights, inspection.attention(model, x).weights)
+        assert torch.equal(inspection.relevance(around, x).maps, expected.maps)
+    model.checkpoint_activations = True
+    assert torch.equal(inspection.relevance(model, x).maps, expected.maps)
+    assert model.checkpoint_activations
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(inspection.rollout(model, x).weights, inspection.rollout(tiny_vit(), x).weights)
+    with pytest.raises(VitreousError, match="expected a model of Vitreous"):
+        inspection.attention(torch.nn.Linear(3, 3), x)  # type: ignore[arg-type]
+
+
+def test_a_class_that_nothing_speaks_for() -> None:
+    model = tiny_vit()
+    torch.nn.init.zeros_(model.head.weight[1])
+    with pytest.raises(VitreousError, match="class 1 does not depend on the image"):
+        inspection.relevance(model, images(1, 3, 32, 32), [0, 1])
+
+
+@pytest.mark.parametrize("wrong", [[1.5], ["a"], []])
+def test_numbers_that_are_none(wrong: Any) -> None:
+    model, x = tiny_vit(), images(1, 3, 32, 32)
+    with pytest.raises(VitreousError, match="classes: "):
+        inspection.relevance(model, x, wrong)
+    with pytest.raises(VitreousError, match="layers: "):
+        inspection.attention(model, x, wrong)
+    assert inspection.attention(model, x, [np.int64(1)]).layers == (1,)
+
+
 def test_figures(model: VisionTransformer, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from vitreous.drawing import rendered

@@ -35,7 +35,7 @@ def inspect(
         named: a checkpoint as in `vitreous predict`, a run directory or random:NAME, then images: files, folders or
             patterns in quotes. Without a model, the one that comes with the package; without images, those that a run
             was measured on, or two photographs that come with scikit-learn.
-        out: the folder for all of it; if not given, inspection, in the run directory of a run.
+        out: the folder for all of it. If not given: inspection; of a run directory, inspection within it.
         size: image size; the model's own if not given.
         device: "cpu", "cuda", "cuda:1"...; auto: a GPU if there is one.
         heads: attention heads, for a checkpoint that does not tell.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.inspection import figures
-from vitreous.inspection.looking import check_room, pixels_of, walk, with_attention
+from vitreous.inspection.looking import check_room, pixels_of, ready, walk, with_attention
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid
 
@@ -52,7 +52,8 @@ def attention_distance(model: Model, images: Tensor | Iterable[Tensor]) -> Dista
     depth, heads, prefix = model.config.depth, model.config.heads, model.config.prefix
     reach, spread = (torch.zeros(depth, heads, dtype=torch.float64) for _ in range(2))
     count, largest, tokens = 0, 0.0, 0.0
-    for batch in [images] if isinstance(images, Tensor) else images:
+    for one in [images] if isinstance(images, Tensor) else images:
+        batch = ready(model, one)
         check_room(model, batch, 0, 4 * heads)
         far = _apart(model.config.grid_at((batch.shape[2], batch.shape[3])), pixels_of(model.config)).to(batch.device)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.inspection import figures
-from vitreous.inspection.looking import picked, still, with_attention
+from vitreous.inspection.looking import bare, picked, ready, still, with_attention
+from vitreous.memory import free_memory
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid, pair
 from vitreous.models.embed import position_biases
@@ -38,6 +39,7 @@ def embedding_filters(model: Model, count: int = FILTERS) -> Filters:
     """Of the patch embedding; of a hybrid or a BiT, whose patches are not made of pixels, of the first convolution."""
     if count < 1:
         raise VitreousError(f"count = {count}: must be 1 or more")
+    model = bare(model)
     backbone: Any = getattr(model, "backbone", None)
     if backbone is None:
         weight, of = model.get_parameter("patch_embed.proj.weight"), "the patch embedding"
@@ -87,6 +89,11 @@ def position_similarity(
     config = model.config
     (layer,) = picked([layer], config.depth, "layers")
     grid = config.grid_at(pair(size if size is not None else config.image_size))
+    places = grid[0] * grid[1]
+    if 8 * places**2 > free_memory(model.patch_embed.proj.weight.device):
+        raise VitreousError(f"size = {size}: {places:,} places are too many to hold each against all others")
+    if images is not None:
+        images = ready(model, images)
     if config.position == "none":
         raise VitreousError("position_similarity: this model has no position embeddings (position = 'none')")
     if config.position == "relative":
@@ -94,8 +101,8 @@ def position_similarity(
     with torch.no_grad():
         table = model.positions(grid)
         assert table is not None
-        places = F.normalize(table[layer % len(table), config.prefix :].float(), dim=-1)
-        cosines = places @ places.T
+        unit = F.normalize(table[layer % len(table), config.prefix :].float(), dim=-1)
+        cosines = unit @ unit.T
     return Positions(cosines.unflatten(1, grid).unflatten(0, grid), grid, config.position, layer)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,15 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitreous.drawing import blank
+from vitreous.errors import VitreousError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAP, SIGNED = "inferno", "RdBu_r"
+MAP, SIGNED = "inferno", "cividis"  # both rise in lightness from end to end
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKS = "osD^vPX"
 STRENGTH = 0.8  # of the colour over the picture, where the map is highest
 GAP = 6  # pixels between maps
+LETTER = 6  # pixels of the width of one, about
+MOST_PLACES = 32  # in a row or column of places that are shown; of more, every second, third...
 
 Pixels = NDArray[np.float32]
 
@@ -56,7 +60,7 @@ def coloured(values: Any, name: str = MAP) -> Pixels:
     """(..., 3) of values in 0..1."""
     from matplotlib import colormaps
 
-    found: Pixels = colormaps[name](np.clip(values, 0, 1))[..., :3].astype(np.float32)
+    found: Pixels = colormaps[name](np.clip(values, 0, 1), bytes=True)[..., :3] / np.float32(255)
     return found
 
 
@@ -112,40 +116,50 @@ def cell_size(grid: tuple[int, int], picture: Pixels | None, side: int) -> tuple
 # ---------------------------------------------------------------- figures
 
 
+@dataclass(frozen=True)
+class Look:
+    """How maps are laid out."""
+
+    title: str = ""
+    mark: tuple[int, int] | None = None  # a patch with a frame around it
+    alone: bool = False  # a single row, larger, with the picture before it
+
+
 def table(
-    maps: Any,
-    rows: Sequence[str],
-    cols: Sequence[str],
-    label: str,
-    pixels: Any = None,
-    mark: tuple[int, int] | None = None,
-    alone: bool = False,
+    maps: Any, rows: Sequence[str], cols: Sequence[str], label: str, pixels: Any = None, look: Look | None = None
 ) -> Figure:
-    """Maps (rows, cols, h, w), each on a scale of its own. `alone`: a single row, with the picture before it."""
+    """Maps (rows, cols, h, w), each on a scale of its own."""
+    look = look or Look()
     values = torch.as_tensor(maps).detach().float().cpu().numpy()
     picture, grid = None if pixels is None else picture_of(pixels), values.shape[2:]
-    side = 224 if alone else 112
+    side = 224 if look.alone else 112
     size = cell_size(grid, picture, side)
-    cells = [[outlined(overlay(one, picture, size), mark, grid) for one in row] for row in values]
+    cells = [[outlined(overlay(one, picture, size), look.mark, grid) for one in row] for row in values]
     titles = list(cols)
-    if alone and picture is not None:
+    if look.alone and picture is not None:
         cells, titles = [[resized(picture, size), *row] for row in cells], ["", *titles]
     figure, axis = _canvas(mosaic(cells), 100)
     _ticks(axis, size, titles if any(titles) else [], rows if any(rows) else [])
+    figure.suptitle(look.title, fontsize=10)
     _bar(figure, axis, MAP, (0, 1), f"{label},\nas a share of each map's highest")
     return figure
 
 
 def beside(
     maps: Any,
-    titles: Sequence[str],
+    title: str,
     pixels: Sequence[Any] | None = None,
     signed: bool = False,
     mark: tuple[int, int] | None = None,
 ) -> Figure:
     """A row for each image: the picture, and its map (h, w) or colours (h, w, 3)."""
     values = torch.as_tensor(maps).detach().float().cpu().numpy()
-    pictures = [None] * len(values) if pixels is None else [picture_of(one) for one in pixels]
+    several = isinstance(pixels, list | tuple)
+    pictures: list[Any] = [None] * len(values)
+    if pixels is not None:
+        pictures = [picture_of(one) for one in (pixels if several else [pixels])]
+    if len(pictures) != len(values):
+        raise VitreousError(f"pixels: {len(pictures)} pictures for {len(values)} maps")
     grid = values.shape[1:3]
     size = cell_size(grid, pictures[0], 280)
     cells = []
@@ -156,7 +170,7 @@ def beside(
         drawn = outlined(overlay(one, None if signed else picture, size, signed), mark, grid)
         cells.append([drawn] if picture is None else [outlined(resized(picture, size), mark, grid), drawn])
     figure, axis = _canvas(mosaic(cells), 90)
-    _ticks(axis, size, [*[""] * (len(cells[0]) - 1), titles[0]], [])
+    axis.set_title(title, fontsize=10)
     if values.ndim == 3:
         scale: Any = (SIGNED, (-1, 1), "cosine") if signed else (MAP, (0, 1), "from each map's\nlowest to its highest")
         _bar(figure, axis, *scale)
@@ -167,7 +181,7 @@ def filters(components: Tensor, share: Tensor, title: str) -> Figure:
     """Each component as a patch of pixels, on a scale of its own."""
     count, across = len(components), min(7, len(components))
     lifted = []
-    for one in components.numpy():
+    for one in components.cpu().numpy():
         values = one.transpose(1, 2, 0) if len(one) in (1, 3) else one.mean(0)[..., None]
         scaled = (values - values.min()) / max(float(values.max() - values.min()), 1e-30)
         size = cell_size(scaled.shape[:2], None, 64)
@@ -181,31 +195,38 @@ def filters(components: Tensor, share: Tensor, title: str) -> Figure:
 
 def grid_of_grids(similarity: Tensor, title: str) -> Figure:
     """(rows, cols, rows, cols): for each place, a map of all places."""
-    rows, cols = similarity.shape[:2]
+    step = -(-max(similarity.shape[:2]) // MOST_PLACES)
+    similarity = similarity[::step, ::step]
+    title += "" if step == 1 else f"\nof one place in {step}, along rows and columns"
+    rows, cols, (height, width) = *similarity.shape[:2], similarity.shape[2:]
     low = min(0.0, float(similarity.min()))
-    scale = max(1, 600 // (max(rows, cols) * (max(rows, cols) + 1)))  # pixels of the figure for a cell of a map
+    least = min(rows * (height + 1), cols * (width + 1))
+    scale = max(1, min(420 // least, 3000 // max(rows * (height + 1), cols * (width + 1))))  # pixels for a cell
     maps = coloured((similarity.float().cpu().numpy() - low) / (1 - low), "viridis").repeat(scale, 2).repeat(scale, 3)
     figure, axis = _canvas(mosaic([list(row) for row in maps], gap=scale), 110)
-    for n, step, place in ((cols, (cols + 1) * scale, axis.set_xticks), (rows, (rows + 1) * scale, axis.set_yticks)):
+    for n, side, place in ((cols, width, axis.set_xticks), (rows, height, axis.set_yticks)):
         shown = range(0, n, max(1, -(-n // 14)))
-        place([step * i + step / 2 for i in shown], [str(i + 1) for i in shown])
+        place([(side + 1) * scale * i + side * scale / 2 - 0.5 for i in shown], [str(i * step + 1) for i in shown])
     axis.set(xlabel="column of the patch", ylabel="row of the patch")
-    axis.set_title(title, fontsize=11)
+    axis.set_title(title, fontsize=10)
     _bar(figure, axis, "viridis", (low, 1), "cosine similarity")
     return figure
 
 
 def offsets(maps: Tensor, titles: Sequence[str], title: str) -> Figure:
     """A map for each head of what is added by where a key lies, the query in the middle."""
-    most = max(float(maps.abs().max()), 1e-30)
+    maps, most = maps.cpu(), max(float(maps.abs().max()), 1e-30)
     size = cell_size((maps.shape[1], maps.shape[2]), None, 130)
     across = min(6, len(maps))
+    middle, grid = (maps.shape[1] // 2, maps.shape[2] // 2), (maps.shape[1], maps.shape[2])
     lifted = [resized(coloured((one.numpy() / most + 1) / 2, SIGNED), size, "nearest") for one in maps]
+    lifted = [outlined(one, middle, grid) for one in lifted]
     cells = [lifted[i : i + across] for i in range(0, len(lifted), across)]
     figure, axis = _canvas(mosaic(cells), 100)
     starts = [f"from {titles[i]}" for i in range(0, len(titles), across)]
     _ticks(axis, size, titles[:across], starts if len(cells) > 1 else [])
-    axis.set_xlabel(title, fontsize=10)
+    reach = f"up to {maps.shape[1] // 2} rows and {maps.shape[2] // 2} columns away from the query, which is framed"
+    axis.set_xlabel(f"{title}:\n{reach}", fontsize=9)
     _bar(figure, axis, SIGNED, (-most, most), "added to the logit")
     return figure
 
@@ -255,7 +276,7 @@ def _canvas(pixels: Pixels, dpi: int) -> tuple[Figure, Any]:
     scale = min(1.0, 14 * dpi / max(height, width))
     figure = blank(max(3.2, width * scale / dpi + 1.9), max(2.4, height * scale / dpi + 1.1))
     axis = figure.add_subplot()
-    axis.imshow(np.clip(pixels, 0, 1), interpolation="nearest" if scale == 1.0 else "antialiased")
+    axis.imshow(np.clip(pixels, 0, 1), interpolation="antialiased")
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0)
     axis.set_xticks([])
@@ -267,8 +288,10 @@ def _ticks(axis: Any, size: tuple[int, int], cols: Sequence[str], rows: Sequence
     """Names above columns and beside rows of a mosaic."""
     small = 8 if max(len(cols), len(rows)) <= 16 else 6
     axis.xaxis.tick_top()
-    short = [shortened(name, max(18, size[1] // 6)) for name in cols]
-    axis.set_xticks([i * (size[1] + GAP) + size[1] / 2 for i in range(len(cols))], short, fontsize=small)
+    short = [shortened(name, 30) for name in cols]
+    crowded = max(map(len, short), default=0) * LETTER > size[1] + GAP
+    places = [i * (size[1] + GAP) + size[1] / 2 for i in range(len(cols))]
+    axis.set_xticks(places, short, fontsize=small, rotation=90 if crowded else 0)
     axis.set_yticks([i * (size[0] + GAP) + size[0] / 2 for i in range(len(rows))], rows, fontsize=small)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -19,7 +20,7 @@ from vitreous.drawing import check_drawing, rendered
 from vitreous.errors import VitreousError
 from vitreous.inspection.distances import Distances, attention_distance
 from vitreous.inspection.embeddings import embedding_filters, position_similarity
-from vitreous.inspection.figures import table
+from vitreous.inspection.figures import Look, table
 from vitreous.inspection.looking import check_room, names_of, pooling, probabilities, still, walk
 from vitreous.inspection.maps import Attention, rollout
 from vitreous.inspection.page import Drawing, Page, Shown, write_page
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 SHOWN = 8  # images on the page; distances are of all of them
 CLASSES = 5  # that are named, and whose relevance is shown
+MOST_NUMBERS = 500_000  # of one kind for an image in numbers.json
 MOST = 24_000_000  # weights of attention for an image on the page; more are pooled to fewer cells
 BATCH = 8  # images at a time, for distances
 
@@ -100,7 +102,7 @@ def inspect(
         look.notes.append(f"the first {SHOWN} of {count:,} images are shown; distances are of all of them")
     if about.random:
         look.notes.append("these weights were never trained")
-    elif _empty_head(model):
+    elif _empty_head(model) and not any("zero" in note for note in about.notes):
         look.notes.append("the head is all zeros: it was never trained to tell classes apart")
     return look.written(out, tuple(skipped))
 
@@ -143,16 +145,15 @@ class _Look:
         self.tell(label)
         batch = self.prepared(pixels)[None]
         if self.vit is not None:
-            check_room(self.vit, batch, 2, 2 * self.vit.config.heads)
+            check_room(self.vit, batch, 2, 4 * self.vit.config.heads)
         stem = _distinct(Path(label).stem or "image", {name.rsplit("-", 1)[0] for name in self.figures})
         picture = np.ascontiguousarray(pixels.expand(3, -1, -1).clamp(0, 255).byte().permute(1, 2, 0).numpy())
         tokens = patch_tokens(self.model, batch, -1)[0]
         grid = (tokens.shape[0], tokens.shape[1])
         unit = F.normalize(tokens.flatten(0, 1), dim=-1)
-        components = token_pca(self.model, batch)
-        self._draw(f"{stem}-components", components.figure([picture]), "Components", "of the patch tokens, as colours")
+        colours = self._components(batch, picture, stem, grid)
         answers, depth, tops = self._answers(batch, stem)
-        numbers: dict[str, Any] = {"grid": grid, "answers": answers, "components": _listed(components.colours[0])}
+        numbers: dict[str, Any] = {"name": label, "grid": grid, "answers": answers, "components": _listed(colours)}
         weights, coarse, rolled = None, None, None
         maps = np.zeros((0, *grid), np.float32)
         if self.vit is not None:
@@ -164,15 +165,34 @@ class _Look:
         if len(depth):
             numbers["depth"] = [[_rounded(v) for v in row] for row in depth.tolist()]
             numbers["depth_top"] = tops
-        self.numbers.setdefault("images", []).append({"name": label, **numbers})
+        self.numbers.setdefault("images", []).append(numbers)
         similarity = unit @ unit.T
+        numbers["similarity"] = self._bounded(similarity, "patch similarity")
         self._alike(similarity, grid, numbers, picture, stem)
         self.images.append(
             Shown(
                 label, picture, grid, answers, weights, coarse, rolled, maps, similarity.cpu().numpy(),
-                components.colours[0].cpu().numpy(), depth, tops,
+                colours.cpu().numpy(), depth, tops,
             )
         )  # fmt: skip
+
+    def _components(self, batch: Tensor, picture: Any, stem: str, grid: Grid) -> Tensor:
+        try:
+            found = token_pca(self.model, batch)
+        except VitreousError as error:  # an image without anything in it; others may have something
+            self.notes.append(f"{stem}: {error}")
+            return torch.full((*grid, 3), 0.5)
+        self._draw(f"{stem}-components", found.figure([picture]), "Components", "of the patch tokens, as colours")
+        return found.colours[0]
+
+    def _bounded(self, values: Tensor, what: str) -> Any:
+        """For numbers.json, unless it would be nothing else."""
+        if values.numel() <= MOST_NUMBERS:
+            return _listed(values)
+        note = f"numbers.json is without {what}, of which there are {values.numel():,} numbers"
+        if note not in self.notes:
+            self.notes.append(note)
+        return None
 
     def _alike(self, similarity: Tensor, grid: Grid, numbers: dict[str, Any], picture: Any, stem: str) -> None:
         """Of the patch that most is heard from, or else the one in the middle."""
@@ -223,7 +243,7 @@ class _Look:
         walk(vit, batch, range(config.depth), see)
         maps = torch.stack(seen)
         rows, cols = [f"layer {n + 1}" for n in range(config.depth)], [f"head {n + 1}" for n in range(config.heads)]
-        drawn = table(maps, rows, cols, "share of the attention", picture)
+        drawn = table(maps, rows, cols, "share of the attention", picture, Look(f"attention of the {self.source}"))
         self._draw(f"{stem}-attention", drawn, "Attention", f"of the {self.source}, in every layer and head")
         numbers["attention"] = _listed(maps)
         if coarse and not any("pooled" in note for note in self.notes):
@@ -255,7 +275,8 @@ class _Look:
         self.tell("filters, positions, distances")
         filters = embedding_filters(self.model)
         self._draw("filters", filters.figure(), "Filters", f"The principal components of {filters.of}.")
-        self.numbers["filters"] = {"of": filters.of, "share": _listed(filters.share)}
+        parts = {"share": _listed(filters.share), "components": _listed(filters.components)}
+        self.numbers["filters"] = {"of": filters.of, **parts}
         if self.vit is None:
             return
         batches = self._batches(pixels)
@@ -266,6 +287,7 @@ class _Look:
             if similar.relative:
                 text = "What is added to attention by where a key lies from its query, in the first layer."
             self._draw("positions", similar.figure(), "Positions", text)
+            self.numbers["positions"] = self._bounded(similar.similarity, "position similarity")
         if first is not None:
             far = attention_distance(self.vit, chain([first], batches))
             self._draw("distances", far.figure(), "Attention distance", _far(far))
@@ -277,11 +299,22 @@ class _Look:
         held: list[Tensor] = []
         for one in pixels:
             held.append(self.prepared(one))
-            if len(held) == BATCH:
+            if len(held) == self.together(held[0]):
                 yield torch.stack(held)
                 held = []
         if held:
             yield torch.stack(held)
+
+    def together(self, image: Tensor) -> int:
+        """How many images can be looked at at once."""
+        assert self.vit is not None
+        for count in (BATCH, 4, 2):
+            try:
+                check_room(self.vit, image[None].expand(count, -1, -1, -1), 0, 4 * self.vit.config.heads)
+            except VitreousError:
+                continue
+            return count
+        return 1
 
     # ------------------------------------------------------------ the folder
 
@@ -294,6 +327,7 @@ class _Look:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise VitreousError(f"{out}: this folder cannot be made ({error.strerror})") from error
+        _clear(out, keep={f"{name}.{kind}" for name in self.figures for kind in ("png", "svg")})
         paths, drawings = [], []
         for name, (figure, title, text) in self.figures.items():
             self.tell(f"drawing {name}")
@@ -307,14 +341,15 @@ class _Look:
         facts = self._facts()
         paths.append(out / "numbers.json")
         with replacing(paths[-1]) as temporary:
-            dump_json(temporary, {"model": dict(facts), "notes": self.notes, "skipped": list(skipped), **self.numbers})
+            told = {"notes": self.notes, "skipped": list(skipped), "files": [path.name for path in paths[:-1]]}
+            dump_json(temporary, {"model": dict(facts), **told, **self.numbers})
         config: Any = self.model.config
         layers, heads = (config.depth, config.heads) if self.vit is not None else (0, 0)
         page = Page(
             title=self.about.name,
             facts=facts,
             notes=(*self.notes, *(f"not shown: {why}" for why in skipped)),
-            random=self.about.random or _empty_head(self.model),
+            random=self.about.random,
             prefix=names_of(config) if self.vit is not None else (),
             source=self.source,
             layers=layers,
@@ -374,6 +409,17 @@ def _pooled(weights: Tensor, share: Tensor, prefix: int) -> Tensor:
     return torch.cat([keys[..., :prefix, :], queries], -2)
 
 
+def _clear(folder: Path, keep: set[str]) -> None:
+    """Take away the figures of an earlier look into this folder that will not be drawn again."""
+    try:
+        old = json.loads((folder / "numbers.json").read_text())["files"]
+        for name in {str(one) for one in old} - keep:
+            if Path(name).name == name and name.endswith((".png", ".svg")):
+                (folder / name).unlink(missing_ok=True)
+    except (OSError, ValueError, KeyError, TypeError):  # there was none, or it is not ours
+        return
+
+
 def _listed(values: Tensor) -> Any:
     return np.round(values.detach().float().cpu().numpy().astype(np.float64), 6).tolist()
 
@@ -383,7 +429,8 @@ def _rounded(value: Any) -> float:
 
 
 def _distinct(stem: str, taken: set[str]) -> str:
-    safe = "".join(c if c.isalnum() or c in "._" else "_" for c in stem)[:60] or "image"
+    safe = "".join(c if c.isalnum() or c in "._" else "_" for c in stem).lstrip(".") or "image"
+    safe = safe.encode()[:100].decode(errors="ignore")  # file names are counted in bytes
     number, found = 1, safe
     while found in taken:
         number += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from typing import Any
 
 import torch
@@ -21,8 +22,18 @@ Place = str | int | tuple[int, int]
 SHARE = 0.8  # of the memory that is free, for what is kept of attention
 
 
+def bare(model: Any) -> Model:
+    """The model itself, whatever torch has put around it to compile it or to spread it."""
+    while not isinstance(model, Model):
+        model = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if model is None:
+            raise VitreousError("expected a model of Vitreous: one that vitreous.load or vitreous.create gave")
+    return model
+
+
 def with_attention(model: Model, what: str) -> VisionTransformer:
     """The model, if it is one that attends."""
+    model = bare(model)
     if isinstance(model, VisionTransformer):
         return model
     raise VitreousError(
@@ -31,14 +42,29 @@ def with_attention(model: Model, what: str) -> VisionTransformer:
     )
 
 
+def ready(model: Model, images: Tensor) -> Tensor:
+    """A batch as the model takes it, or one sentence about what is wrong with it."""
+    if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
+        found = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise VitreousError(f"images: expected a batch of one or more (B, channels, height, width), got {found}")
+    parameter = next(model.parameters())
+    images = images.detach().to(parameter.device, parameter.dtype)
+    if not images.isfinite().all():
+        raise VitreousError("images: some pixels are not numbers (NaN or infinite)")
+    return images
+
+
 @contextmanager
 def still(model: Model) -> Iterator[None]:
-    """In evaluation mode, and afterwards every part of it in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
+    """In evaluation mode and its own precision, and afterwards every part of it in the mode it was in."""
+    modes, again = [(module, module.training) for module in model.modules()], model.checkpoint_activations
     model.eval()
+    model.checkpoint_activations = False  # what is looked at is looked at once
     try:
-        yield
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            yield
     finally:
+        model.checkpoint_activations = again
         for module, mode in modes:
             module.training = mode
 
@@ -51,6 +77,8 @@ def names_of(config: ViTConfig) -> tuple[str, ...]:
 def token_at(place: Place, names: Sequence[str], grid: Grid) -> int:
     """The number of a token among all of them."""
     rows, cols = grid
+    if not isinstance(place, str | int | tuple):
+        raise VitreousError(f"source = {place!r}: expected a name, the number of a patch, or its (row, column)")
     if isinstance(place, str):
         if place in names:
             return list(names).index(place)
@@ -72,7 +100,9 @@ def picked(numbers: Sequence[int] | None, count: int, what: str) -> list[int]:
     if not numbers:
         raise VitreousError(f"{what}: none were asked for; there are 0 to {count - 1}")
     try:
-        return pick_layers(numbers, count)
+        return pick_layers([index(number) for number in numbers], count)
+    except TypeError:
+        raise VitreousError(f"{what}: expected whole numbers from 0 to {count - 1}, got {numbers!r}") from None
     except VitreousError as error:
         raise VitreousError(str(error).replace("layers", what, 1)) from None
 

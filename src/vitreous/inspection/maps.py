@@ -17,6 +17,7 @@ from vitreous.inspection.looking import (
     names_of,
     picked,
     pooled,
+    ready,
     still,
     token_at,
     walk,
@@ -56,8 +57,14 @@ class Attention:
         """A row for each layer, a column for each head, over the picture if there is one."""
         maps = self.seen_from(source)[:, image]
         layers, heads = ([f"{what} {n + 1}" for n in numbers] for what, numbers in self._axes())
-        mark = source if isinstance(source, tuple) else None
-        return figures.table(maps, layers, heads, "share of the attention", pixels, mark)
+        mark = (
+            divmod(source, self.grid[1]) if isinstance(source, int) else source if isinstance(source, tuple) else None
+        )
+        looking = "mean of the patches" if source is None and "class" not in self.names else "class token"
+        if source is not None:
+            looking = source if isinstance(source, str) else "framed patch"
+        title = f"attention of the {looking}"
+        return figures.table(maps, layers, heads, "share of the attention", pixels, figures.Look(title, mark))
 
     def _axes(self) -> tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]:
         return ("layer", self.layers), ("head", self.heads)
@@ -71,6 +78,7 @@ def attention(
     Everything else runs fused, and nothing runs behind the last layer asked for.
     """
     model = with_attention(model, "attention")
+    images = ready(model, images)
     at, kept = picked(layers, model.config.depth, "layers"), picked(heads, model.config.heads, "heads")
     check_room(model, images, len(at) * len(kept), 2 * model.config.heads)
     whole: list[Tensor] = []
@@ -111,18 +119,18 @@ class Rollout:
 
     def figure(self, pixels: Sequence[Any] | None = None, source: Place | None = None) -> Figure:
         """Each picture, and beside it what it comes to."""
-        maps = self.seen_from(source)
-        return figures.beside(maps, ["attention rollout"] * len(maps), pixels)
+        return figures.beside(self.seen_from(source), "attention rollout", pixels)
 
 
 def rollout(model: Model, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Rollout:
     """`fusion` makes one of all heads; `discard` is the share of each query's weights, the smallest ones, that is left
     out of every layer."""
     model = with_attention(model, "rollout")
+    images = ready(model, images)
     if fusion not in get_args(Fusion):
         raise VitreousError(f"fusion = {fusion!r}: expected one of {', '.join(get_args(Fusion))}")
-    if not 0 <= discard < 1:
-        raise VitreousError(f"discard = {discard}: expected a share, from 0 to less than 1")
+    if not isinstance(discard, int | float) or not 0 <= discard < 1:
+        raise VitreousError(f"discard = {discard!r}: expected a share, from 0 to less than 1")
     check_room(model, images, 2, 2 * model.config.heads)
     rolled: list[Tensor] = []
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.inspection import figures
-from vitreous.inspection.looking import answers, check_room, pooled, probabilities, still, with_attention
+from vitreous.inspection.looking import answers, check_room, picked, pooled, probabilities, ready, still, with_attention
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid
 from vitreous.models.vit import Attention, VisionTransformer
@@ -40,7 +40,8 @@ class Relevance:
         """The picture, and the map of each class."""
         count = self.classes.shape[1]
         titles = [f"{self.name(image, k)}, {100 * float(self.probabilities[image, k]):.1f}%" for k in range(count)]
-        return figures.table(self.maps[image][None], [""], titles, "relevance", pixels, alone=True)
+        look = figures.Look("what speaks for a class", alone=True)
+        return figures.table(self.maps[image][None], [""], titles, "relevance", pixels, look)
 
 
 def relevance(model: Model, images: Tensor, classes: Sequence[int] | None = None, *, top: int = 1) -> Relevance:
@@ -51,18 +52,19 @@ def relevance(model: Model, images: Tensor, classes: Sequence[int] | None = None
     Gradients of the weights are not touched.
     """
     model = with_attention(model, "relevance")
-    config = model.config
+    images, config = ready(model, images), model.config
     if config.num_classes == 0 or config.pool == "none":
         raise VitreousError("relevance: the model has no classes to ask about; rollout needs none")
-    if wrong := [c for c in classes or () if not 0 <= c < config.num_classes]:
-        there = f"the {config.num_classes} there are; use 0 to {config.num_classes - 1}"
-        raise VitreousError(f"classes: {wrong} not among {there}")
-    if not 1 <= top <= config.num_classes:
-        raise VitreousError(f"top = {top}: expected 1 to {config.num_classes}")
+    if classes is not None:
+        classes = picked(classes, config.num_classes, "classes")
+    if not isinstance(top, int) or not 1 <= top <= config.num_classes:
+        raise VitreousError(f"top = {top!r}: expected 1 to {config.num_classes}")
+    if model.patch_embed.proj.weight.is_inference():
+        raise VitreousError("relevance needs gradients, and this model was made within torch.inference_mode")
     check_room(model, images, config.depth * config.heads, 3 * config.depth * config.heads)
     kept: list[Tensor] = []
     with torch.inference_mode(False), torch.enable_grad(), still(model), explicit(model, kept):
-        tokens, grid = model.encode(images.detach().clone())
+        tokens, grid = model.encode(images.clone())
         logits = answers(model, tokens)
         asked = logits.topk(top).indices if classes is None else torch.tensor(classes).expand(len(images), -1)
         asked = asked.to(logits.device)
@@ -72,8 +74,9 @@ def relevance(model: Model, images: Tensor, classes: Sequence[int] | None = None
         taken = pooled(model, tokens.detach())
     maps = torch.stack([torch.einsum("bt,btk->bk", taken, one) for one in found], 1)
     maps = maps[..., config.prefix :].unflatten(-1, grid).clamp(min=0)
-    if not maps.any():
-        raise VitreousError("relevance: no class depends on the image at all; is the head still at zero?")
+    if len(empty := (~maps.flatten(2).any(-1)).nonzero()):
+        which = int(asked[empty[0, 0], empty[0, 1]])
+        raise VitreousError(f"relevance: class {which} does not depend on the image at all; is the head still at zero?")
     scores = probabilities(model, logits.detach()).gather(1, asked)
     return Relevance(maps, asked, scores, grid, labels_of(model))
 
@@ -105,10 +108,13 @@ def explicit(model: VisionTransformer, kept: list[Tensor]) -> Iterator[None]:
         return forward
 
     layers: list[Any] = [block.attn for block in model.blocks]
+    own = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         layer.forward = spelled_out(layer)
     try:
         yield
     finally:
-        for layer in layers:
+        for layer, forward in zip(layers, own, strict=True):
             del layer.forward
+            if forward is not None:
+                layer.forward = forward

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.inspection import figures
-from vitreous.inspection.looking import answers, probabilities, still, with_attention
+from vitreous.inspection.looking import answers, bare, probabilities, ready, still, with_attention
 from vitreous.models.base import Model
 from vitreous.weights.known import labels_of
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def patch_tokens(model: Model, images: Tensor, layer: int) -> Tensor:
     """(B, rows, cols, D) behind a layer, or behind a stage of a BiT."""
-    look: Any = model
+    look: Any = bare(model)
+    images, model = ready(look, images), look
     with still(model):
         (found,) = look.intermediates(images, [layer])
     return found.float().permute(0, 2, 3, 1)  # type: ignore[no-any-return]
@@ -36,16 +37,16 @@ class Similarity:
     layer: int
 
     def figure(self, pixels: Sequence[Any] | None = None) -> Figure:
-        titles = [f"cosine with patch {self.patch[0]}, {self.patch[1]}"] * len(self.cosines)
-        return figures.beside(self.cosines, titles, pixels, signed=True, mark=self.patch)
+        title = f"cosine with the patch at row {self.patch[0] + 1}, column {self.patch[1] + 1}"
+        return figures.beside(self.cosines, title, pixels, signed=True, mark=self.patch)
 
 
 def patch_similarity(model: Model, images: Tensor, patch: tuple[int, int], layer: int = -1) -> Similarity:
     """How alike the token of one patch, (row, column) from (0, 0), is to all others behind a layer."""
     tokens = F.normalize(patch_tokens(model, images, layer), dim=-1)
     rows, cols = tokens.shape[1:3]
-    if len(patch) != 2 or not (0 <= patch[0] < rows and 0 <= patch[1] < cols):
-        raise VitreousError(f"patch = {tuple(patch)}: expected (row, column) of {rows} x {cols} patches, from (0, 0)")
+    if not isinstance(patch, Sequence) or len(patch) != 2 or not (0 <= patch[0] < rows and 0 <= patch[1] < cols):
+        raise VitreousError(f"patch = {patch}: expected (row, column) of {rows} x {cols} patches, from (0, 0)")
     cosines = torch.einsum("brcd,bd->brc", tokens, tokens[:, patch[0], patch[1]])
     return Similarity(cosines, (patch[0], patch[1]), layer)
 
@@ -58,7 +59,7 @@ class Components:
 
     def figure(self, pixels: Sequence[Any] | None = None) -> Figure:
         shares = " + ".join(f"{100 * float(s):.0f}" for s in self.share)
-        return figures.beside(self.colours, [f"components: {shares}% of the variance"] * len(self.colours), pixels)
+        return figures.beside(self.colours, f"components: {shares}% of the variance", pixels)
 
 
 def token_pca(model: Model, images: Tensor, layer: int = -1) -> Components:
@@ -106,6 +107,7 @@ class Readout:
 def depth_readout(model: Model, images: Tensor) -> Readout:
     """Final norm, pooling and head applied to the tokens at every depth. The last row is the model's own answer."""
     model = with_attention(model, "depth_readout")
+    images = ready(model, images)
     if model.config.num_classes == 0 or model.config.pool == "none":
         raise VitreousError("depth_readout: the model has no head to read with")
     found: list[Tensor] = []

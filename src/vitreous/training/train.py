@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -531,10 +532,11 @@ def sentence(outcome: Outcome, made: Plan) -> str:
 
 
 def next_steps(folder: RunFolder) -> list[str]:
+    run = shlex.quote(str(folder.path))
     return [
-        f"{program()} info {folder.path}",
-        f"{program()} predict PHOTO.jpg --model {folder.path}",
-        f"{program()} inspect {folder.path}",
+        f"{program()} info {run}",
+        f"{program()} predict PHOTO.jpg --model {run}",
+        f"{program()} inspect {run}",
     ]
 
 
@@ -543,7 +545,7 @@ def _look_inside(folder: RunFolder) -> str:
     page = folder.path / "inspection" / "index.html"
     if not page.exists():
         page.parent.mkdir(exist_ok=True)
-        made_by = escape(f"{program()} inspect {folder.path}")
+        made_by = escape(f"{program()} inspect {shlex.quote(str(folder.path))}")
         with replacing(page) as temporary:
             temporary.write_text(INVITATION.format(command=made_by), encoding="utf-8")
     return "inspection/index.html"

@@ -26,9 +26,8 @@ def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous) -> Non
         assert word in result.stdout
     run = tmp_path / "run"
     names = {path.name for path in run.iterdir()} - {".lock"}
-    assert names == {
-        *("config.json", "metrics.jsonl", "state", "best.safetensors", "last.safetensors", "report.html", "result.json")
-    }
+    weights = ("best.safetensors", "last.safetensors")
+    assert names == {*("config.json", "metrics.jsonl", "state", *weights, "report.html", "result.json", "inspection")}
     stored = json.loads((run / "config.json").read_text())
     assert stored["config"]["seed"] == 1
     assert all(choice["why"] for choice in stored["choices"])

@@ -119,7 +119,7 @@ def show_columns(columns: "list[tuple[str, list[str]]]", left: int = 1) -> None:
     for row in zip(*(cells for _, cells in columns), strict=True):
         table.add_row(*(Text(cell.encode("utf-8", "replace").decode()) for cell in row))
     print()
-    show_table(table)
+    show_table(table, numbers=True)
 
 
 def tell_unreadable(teller: "Teller", reasons: "Sequence[str]") -> None:
@@ -173,8 +173,8 @@ def write_json(path: Path, value: dict[str, object]) -> None:
         dump_json(temporary, value)
 
 
-def show_table(table: "Table") -> None:
-    """A table on stdout. In a pipe there is no width to keep to, and no use for spaces at the end of a line."""
+def show_table(table: "Table", numbers: bool = False) -> None:
+    """A table on stdout. In a pipe sentences are folded, `numbers` are not, and lines do not end in spaces."""
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -183,8 +183,8 @@ def show_table(table: "Table") -> None:
         Console(highlight=False).print(table)
         return
     console = Console(highlight=False, width=10_000, file=io.StringIO(), color_system=None)
-    wide = console.measure(table).maximum
-    console.width = max(120, wide) if table.show_header else 120  # facts are sentences, which may be folded
+    wide = console.measure(table).maximum if numbers else 0
+    console.width = max(120, wide)
     console.print(table)
     assert isinstance(console.file, io.StringIO)
     for line in console.file.getvalue().splitlines():

@@ -1,4 +1,7 @@
 import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,3 +20,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, for the pages that we write."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if not (chromium := shutil.which("chromium")):
+        pytest.skip("needs Chromium (apt install chromium)")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=chromium, args=flags)
+        yield launched
+        launched.close()

@@ -237,3 +237,14 @@ def test_a_run_is_looked_into_with_its_own_images(folder: Path) -> None:
     (folder / "data").rename(folder / "moved")
     assert run("inspect", "run") == 2
     assert run("inspect", "run", "photos/a.png") == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"pool": "gap", "class_token": True}, "class token"), ({"pool": "map"}, "mean of the patches")],
+)
+def test_attention_is_called_what_it_is(folder: Path, changes: dict[str, Any], words: str) -> None:
+    """The figure is of a token's attention, whatever the head pools."""
+    save(tiny_vit(**changes), "other.safetensors")
+    assert run("inspect", "other.safetensors", "photos/a.png", "--out", "seen") == 0
+    assert f"<!-- attention of the {words} -->" in Path("seen/a-attention.svg").read_text()

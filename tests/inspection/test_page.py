@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -134,18 +133,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], w
 
 
 # ---------------------------------------------------------------- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if not (chromium := shutil.which("chromium")):
-        pytest.skip("needs Chromium (apt install chromium)")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=chromium, args=flags)
-        yield launched
-        launched.close()
 
 
 Open = Callable[..., Any]

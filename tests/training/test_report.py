@@ -5,8 +5,6 @@ import io
 import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -355,18 +353,6 @@ def test_nothing_half_written(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if not (chromium := shutil.which("chromium")):
-        pytest.skip("needs Chromium (apt install chromium)")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=chromium, args=flags)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="module")

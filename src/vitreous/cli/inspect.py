@@ -46,17 +46,14 @@ def inspect(
 
     alone = not named or is_image(named[0])  # the first is a picture: no model is named
     source, files = (MINI, named) if alone else (named[0], named[1:])
-    run = (
-        Path(source)
-        if (Path(source) / "config.json").is_file() and (Path(source) / "metrics.jsonl").is_file()
-        else None
-    )
+    trained = all((Path(source) / name).is_file() for name in ("config.json", "metrics.jsonl"))
+    run = Path(source) if trained else None
     place = out or (run / "inspection" if run else Path("inspection"))
     check_writing(place)
     pictures = named_images(files) if files else of_run(run) if run else photographs()
 
     from vitreous.evaluation.subject import RANDOM, open_subject
-    from vitreous.inspection.inspecting import About
+    from vitreous.inspection.inspecting import FIGURES, SHOWN, About
     from vitreous.inspection.inspecting import inspect as look
     from vitreous.training.folder import command
     from vitreous.training.telling import Teller
@@ -66,7 +63,7 @@ def inspect(
         teller.note(f"no model is named: this is {MINI}, which comes with the package")
     subject = open_subject(source, settled(device), heads, preprocessing)
     about = About(subject.name, tuple(subject.notes), source.startswith(RANDOM), command())
-    with teller.bar("looking", 5 * min(len(pictures), 8) + 8) as tell:
+    with teller.bar("looking", (1 + FIGURES) * min(len(pictures), SHOWN) + 4) as tell:  # and what is of all of them
         done = look(subject.model, pictures, place, about, size, lambda text: tell(1, printable(text)))
     for note in done.notes:
         teller.note(printable(note))

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 8  # images on the page; distances are of all of them
+FIGURES = 6  # of an image, at most
 CLASSES = 5  # that are named, and whose relevance is shown
 MOST_NUMBERS = 500_000  # of one kind for an image in numbers.json
 MOST = 24_000_000  # weights of attention for an image on the page; more are pooled to fewer cells
@@ -243,8 +244,9 @@ class _Look:
         walk(vit, batch, range(config.depth), see)
         maps = torch.stack(seen)
         rows, cols = [f"layer {n + 1}" for n in range(config.depth)], [f"head {n + 1}" for n in range(config.heads)]
-        drawn = table(maps, rows, cols, "share of the attention", picture, Look(f"attention of the {self.source}"))
-        self._draw(f"{stem}-attention", drawn, "Attention", f"of the {self.source}, in every layer and head")
+        looking = "class token" if config.class_token else "mean of the patches"  # whatever the head pools
+        drawn = table(maps, rows, cols, "share of the attention", picture, Look(f"attention of the {looking}"))
+        self._draw(f"{stem}-attention", drawn, "Attention", f"of the {looking}, in every layer and head")
         numbers["attention"] = _listed(maps)
         if coarse and not any("pooled" in note for note in self.notes):
             self.notes.append(f"attention on the page is pooled to {coarse[0]} x {coarse[1]} cells; the files are not")

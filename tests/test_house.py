@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "vitreous"
 # A room imports itself, rooms on lower floors, and the leaves. Rooms on one floor do not know each other.
 FLOORS = [
     {"preprocessing", "models"},
-    {"weights", "data"},
+    {"weights", "data", "fast"},
     {"evaluation", "inspection"},
     {"training"},
     {"experiments", "serving"},

@@ -6,6 +6,7 @@ from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError
@@ -48,13 +49,13 @@ def check_fields(config: Any) -> None:
             require(_matches(value, field.type), config, field.name, f"expected {_describe(field.type)}")
 
 
-def check_images(images: Tensor, channels: int) -> None:
-    """Images are (B, C, H, W) in floating point."""
+def check_images(images: Tensor, channels: int, whole: torch.dtype | None = None) -> None:
+    """Images are (B, C, H, W) in floating point; or in these whole numbers, for who can take them."""
     if not isinstance(images, Tensor):
         raise VitreousError(f"images: expected a tensor, got {type(images).__name__}")
     if images.ndim != 4 or images.shape[1] != channels or 0 in images.shape[2:]:
         raise VitreousError(f"images: expected (batch, {channels}, height, width), got {tuple(images.shape)}")
-    if not images.is_floating_point():
+    if not images.is_floating_point() and images.dtype != whole:
         raise VitreousError(
             f"images: expected floating-point pixels, not {images.dtype}: scale and normalise them first"
         )

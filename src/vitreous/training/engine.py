@@ -16,7 +16,9 @@ from vitreous.data.loading import Batch, Cut
 from vitreous.data.mixing import mix
 from vitreous.data.options import Augmentation
 from vitreous.errors import VitreousError
+from vitreous.fast.running import no_kernels
 from vitreous.models.drop import key_drops
+from vitreous.models.vit import VisionTransformer
 from vitreous.training.ema import Ema
 from vitreous.training.graphs import RecordedPass
 from vitreous.training.losses import Loss
@@ -81,16 +83,24 @@ class Engine:
         self.plain: Callable[[Tensor], Tensor] = model  # never compiled
         self.recorded: RecordedPass | None = None
         self.records = False
+        self.path = "plain"  # which way passes go, in words
         self.notes: list[str] = []  # what happened on the way, for the loop to tell
 
     def compile(self) -> None:
-        """Forward, backward and preparation as fused kernels. Where the compiler fails, eager goes on, with a word."""
+        """Forward, backward and preparation as fused kernels: our own for the encoder of a plain ViT in bf16, the
+        compiler's for everything else. Where that fails, eager goes on, with a word."""
         # All ViTs of a process share the code of a block: more than the usual 8 versions of it are no mistake.
         limit = torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(limit, VERSIONS)
-        self.plain = eagerly(self.model)
-        self.forward = self._guarded(compiled_by_parts(self.model), self.plain, "the model")
         self.records = self.device.type == "cuda"
+        self.path = fused_training(self.model, self.precision)
+        if self.path == FUSED:
+            from vitreous.fast.encoder import TrainingViT
+
+            self.forward = self._guarded(TrainingViT(cast(VisionTransformer, self.model)), self.plain, "the model")
+        else:
+            self.plain = eagerly(self.model)
+            self.forward = self._guarded(compiled_by_parts(self.model), self.plain, "the model")
         if not (self.records and self.pixels < SMALL):  # what is recorded is launched as one, fused or not
             self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare, "augmentation")
 
@@ -211,6 +221,20 @@ class Engine:
             f"out of memory: passes of {self.micro_batch} images from now on, more of them for each step; the results"
             " are the same to rounding"
         )
+
+
+FUSED = "fused kernels"
+
+
+def fused_training(model: nn.Module, precision: str) -> str:
+    """FUSED, where a model can be trained by our own kernels; or else "compiled", and why."""
+    device = next(model.parameters()).device
+    reason = "they are for bf16" if precision != "bf16" else no_kernels(device)
+    if reason is None:
+        from vitreous.fast.encoder import why_not
+
+        reason = why_not(model)
+    return FUSED if reason is None else f"compiled; no fused kernels: {reason}"
 
 
 def compiled_by_parts(model: nn.Module) -> nn.Module:

@@ -1,0 +1,85 @@
+"""Attention by the fastest kernel there is, and the views it takes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+FASTEST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@contextmanager
+def fastest_attention() -> Iterator[None]:
+    """cuDNN's where it can: at the sizes of a ViT it takes half the time of flash attention. Its backward is not
+    deterministic, so that where results must be, torch's own order holds."""
+    if torch.are_deterministic_algorithms_enabled() or not torch.cuda.is_available():
+        yield
+    else:
+        with sdpa_kernel(FASTEST, set_priority=True):
+            yield
+
+
+def split(qkv: Tensor, batch: int, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
+    """(B x T, parts x D) -> `parts` views (B, heads, T, d)."""
+    return qkv.view(batch, -1, parts, heads, qkv.shape[-1] // (parts * heads)).permute(2, 0, 3, 1, 4).unbind()
+
+
+def joined(o: Tensor) -> Tensor:
+    """(B, heads, T, d) -> (B x T, D)."""
+    return o.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with fastest_attention():
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class Asking(NamedTuple):
+    """What one token asks all the others with: (heads, d, D) each, and the biases (heads, 1, d)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_bias: Tensor | None
+    v_bias: Tensor | None
+
+    @classmethod
+    def of(cls, qkv: nn.Linear, heads: int, dtype: torch.dtype) -> "Asking":
+        q, k, v = qkv.weight.unflatten(0, (3, heads, -1)).to(dtype)
+        if qkv.bias is None:
+            return cls(q, k, v, None, None)
+        q_bias, _, v_bias = qkv.bias.view(3, heads, 1, -1).to(dtype)
+        return cls(q, k, v, q_bias, v_bias)
+
+    def detached(self) -> "Asking":
+        q, k, v = (weight.detach() for weight in self[:3])
+        return Asking(q, k, v, *(bias if bias is None else bias.detach() for bias in self[3:]))
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Attention's output for the first of the tokens (B, T, D) alone, (B, D).
+
+        Keys and values are not made, for with one query q for each head
+
+            q . (y_t Wk' + bk) = (q Wk) . y_t + the same for all t
+            sum_t p_t (y_t Wv' + bv) = (sum_t p_t y_t) Wv' + bv
+
+        so that the query goes through Wk and the mean of the tokens through Wv, once for each image.
+        """
+        q = y[:, 0] @ self.q.transpose(1, 2)  # (heads, B, d)
+        q = q if self.q_bias is None else q + self.q_bias
+        asked = ((q * q.shape[-1] ** -0.5) @ self.k).transpose(0, 1)  # (B, heads, D)
+        asked = F.pad(asked, (0, 0, 0, -len(self.q) % 8))  # products of odd sizes are slow
+        p = (y @ asked.transpose(1, 2)).softmax(1, dtype=torch.float32).to(y.dtype)  # (B, T, heads)
+        mean = (p.transpose(1, 2) @ y)[:, : len(self.q)]
+        o = mean.transpose(0, 1) @ self.v.transpose(1, 2)  # (heads, B, d)
+        o = o if self.v_bias is None else o + self.v_bias
+        return o.transpose(0, 1).flatten(1)
+
+
+def products(block: Any) -> tuple[nn.Module, ...]:
+    """The four matrix products of a block."""
+    return block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2

@@ -1,0 +1,358 @@
+"""The encoder in training, forward and backward written out: bf16 products with fused kernels between them.
+
+Equations 2 and 3 as `vitreous.models.vit.Block` has them, on the same fp32 parameters; a test holds every gradient
+against it. What differs is what is read, written and kept:
+
+- a residual, the LayerNorm behind it and the factor of stochastic depth are one pass, forward and backward;
+- the norms' outputs are not kept for backward, which makes them again while it is there;
+- gradients of biases are summed up where their numbers are in registers already;
+- gradients of weights come out of their products in fp32; the bf16 copies of weights are made once a step;
+- where the head reads the class token alone, the last block computes that token alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.fast.attention import Asking, attend, joined, products, split
+from vitreous.fast.blas import linear, linear_gelu, product_gelu_backward
+from vitreous.fast.kernels import add_norm, assemble, gelu, merge, norm_backward, patches
+from vitreous.models.checks import check_images
+from vitreous.models.drop import Drop
+from vitreous.models.vit import Block, VisionTransformer
+
+HALF = torch.bfloat16
+
+
+class Weights(NamedTuple):
+    """Of one block. Norms stay in fp32; the others are copies in bf16."""
+
+    norm1_weight: Tensor
+    norm1_bias: Tensor
+    qkv_weight: Tensor
+    qkv_bias: Tensor | None
+    proj_weight: Tensor
+    proj_bias: Tensor
+    norm2_weight: Tensor
+    norm2_bias: Tensor
+    fc1_weight: Tensor
+    fc1_bias: Tensor
+    fc2_weight: Tensor
+    fc2_bias: Tensor
+
+
+PRODUCTS = tuple(i for i, name in enumerate(Weights._fields) if not name.startswith("norm"))
+
+
+def parameters_of(block: Block) -> tuple[Tensor | None, ...]:
+    """In the order of `Weights`."""
+    parts = (block.norm1, block.attn.qkv, block.attn.proj, block.norm2, block.mlp.fc1, block.mlp.fc2)
+    return tuple(parameter for part in parts for parameter in (part.weight, part.bias))
+
+
+class Branch(NamedTuple):
+    """What is still to be added to tokens, by the norm that reads them next: both are one pass."""
+
+    z: Tensor | None = None
+    factor: Tensor | None = None  # of each image, (B,)
+
+
+class Normed(NamedTuple):
+    """A LayerNorm's input, and what its backward needs beside it."""
+
+    x: Tensor
+    mean: Tensor
+    rstd: Tensor
+
+
+@dataclass
+class Kept:
+    """Of one block, what backward needs."""
+
+    first: Normed
+    qkv: tuple[Tensor, ...]
+    o: Tensor
+    second: Normed
+    h: Tensor
+    g: Tensor | None
+
+
+@dataclass(frozen=True)
+class Shape:
+    batch: int
+    tokens: int
+    heads: int
+    tanh: bool
+    eps: float
+
+    def norm(self, x: Tensor, branch: Branch, weight: Tensor, bias: Tensor) -> tuple[Normed, Tensor]:
+        """Add the branch; then LayerNorm."""
+        x, y, mean, rstd = add_norm(x, *branch, weight, bias, self.eps, self.tokens, statistics=True)
+        assert mean is not None
+        assert rstd is not None
+        return Normed(x, mean, rstd), y
+
+    def norm_backward(
+        self, dy: Tensor, at: Normed, weight: Tensor, bias: Tensor, dx: Tensor, factor: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return norm_backward(dy, *at, weight, bias, dx, factor, self.tokens)
+
+
+def residual(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor, factor: Tensor | None) -> tuple[Tensor, Branch]:
+    """x + (a weight' + bias) x factor: at the end of the product itself, or left to the norm that comes next."""
+    if factor is None:
+        return linear(a, weight, bias, add=x), Branch()
+    return x, Branch(F.linear(a, weight, bias), factor)
+
+
+def hidden(y: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """What GELU is taken of, and its GELU."""
+    if tanh and (found := linear_gelu(y, weight, bias, keep=True)) is not None:
+        g, h = found
+        assert h is not None
+        return h, g
+    h = F.linear(y, weight, bias)
+    return h, gelu(h, tanh)
+
+
+def block_forward(
+    s: Shape, w: Weights, x: Tensor, branch: Branch, factors: Sequence[Tensor | None]
+) -> tuple[Tensor, Branch, Kept]:
+    """Tokens (B x T, D) and what is still to be added to them, before the block -> the same behind it, and what
+    backward needs."""
+    first, y = s.norm(x, branch, w.norm1_weight, w.norm1_bias)
+    qkv = split(F.linear(y, w.qkv_weight, w.qkv_bias), s.batch, s.heads)
+    with torch.enable_grad():  # its own backward is called by ours
+        qkv = tuple(part.detach().requires_grad_() for part in qkv)
+        o = attend(*qkv)
+    x, branch = residual(first.x, joined(o.detach()), w.proj_weight, w.proj_bias, factors[0])
+    second, y = s.norm(x, branch, w.norm2_weight, w.norm2_bias)
+    h, g = hidden(y, w.fc1_weight, w.fc1_bias, s.tanh)
+    x, branch = residual(second.x, g, w.fc2_weight, w.fc2_bias, factors[1])
+    return x, branch, Kept(first, qkv, o, second, h, g)
+
+
+class Found(NamedTuple):
+    """The gradients of a block: of its matrices; and, for its vectors, parts of sums over rows, added up later."""
+
+    qkv: Tensor
+    proj: Tensor
+    fc1: Tensor
+    fc2: Tensor
+    qkv_sums: Tensor  # (parts, 3 D)
+    fc1_sums: Tensor  # (parts, mlp_dim)
+    first_sums: Tensor  # (parts, 3, D): of the norm's weight, of its bias, of the branch that made its input
+    second_sums: Tensor
+
+
+def block_backward(
+    s: Shape, w: Weights, kept: Kept, dx: Tensor, dz: Tensor, factors: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor, Found]:
+    """From the gradients of tokens behind the block, and of the branch that was added to make them, to those before it.
+
+    `factors`: of the branch that made the block's input, and of its attention. What was read is let go of at once.
+    """
+    dh, fc1_sums = product_gelu_backward(dz, w.fc2_weight, kept.h, s.tanh)
+    g, kept.g = kept.g, None
+    dfc2 = outer(dz, gelu(kept.h, s.tanh) if g is None else g)
+    del g, kept.h
+    dx, dz, y, second_sums = s.norm_backward(
+        dh @ w.fc1_weight, kept.second, w.norm2_weight, w.norm2_bias, dx, factors[1]
+    )
+    dfc1 = outer(dh, y)
+    del dh, y, kept.second
+    dproj = outer(dz, joined(kept.o.detach()))
+    do = split(dz @ w.proj_weight, s.batch, s.heads, parts=1)[0]
+    gradients = torch.autograd.grad(kept.o, kept.qkv, do)
+    del kept.o, kept.qkv, do, dz
+    dqkv, qkv_sums = merge(*gradients)
+    del gradients
+    dx, dz, y, first_sums = s.norm_backward(
+        dqkv @ w.qkv_weight, kept.first, w.norm1_weight, w.norm1_bias, dx, factors[0]
+    )
+    return dx, dz, Found(outer(dqkv, y), dproj, dfc1, dfc2, qkv_sums, fc1_sums, first_sums, second_sums)
+
+
+def outer(d: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a weight, in fp32 as it is added up."""
+    return torch.mm(d.t(), x, out_dtype=torch.float32) if d.is_cuda else d.t().float() @ x.float()
+
+
+class Encoder(torch.autograd.Function):
+    """Blocks and the LayerNorm behind them: gives the tokens before and after that norm, in bf16.
+
+    `factors`: for each block, what its two branches are multiplied by, (B,) or None. `parameters`: weight and bias of
+    the norm behind, then those of each block in the order of `Weights`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Tensor, s: Shape, factors: Sequence[Tensor | None], *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        behind, weights = parameters[:2], halved(parameters[2:])
+        x, branch, kept = tokens.flatten(0, 1), Branch(), []
+        for layer, w in enumerate(weights):
+            x, branch, keep = block_forward(s, w, x, branch, factors[2 * layer : 2 * layer + 2])
+            kept.append(keep)
+        last, y = s.norm(x, branch, *behind)
+        ctx.s, ctx.factors, ctx.behind, ctx.weights, ctx.kept, ctx.last = s, factors, behind, weights, kept, last
+        ctx.set_materialize_grads(False)
+        return last.x.view_as(tokens), y.view_as(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor | None) -> tuple[Any, ...]:
+        s: Shape = ctx.s
+        dx, dy = (torch.zeros_like(ctx.last.x) if d is None else d.flatten(0, 1).contiguous() for d in outputs)
+        before = [None, *ctx.factors]  # of the branch that made the tokens of a place
+        weight, bias = ctx.behind
+        dx, dz, _, last_sums = s.norm_backward(dy, ctx.last, weight, bias, dx, before[-1])
+        del dy, ctx.last
+        found: list[Found] = []
+        for layer in reversed(range(len(ctx.weights))):
+            keep = ctx.kept.pop()
+            dx, dz, some = block_backward(s, ctx.weights[layer], keep, dx, dz, before[2 * layer : 2 * layer + 2])
+            found.insert(0, some)
+        behind, gradients = _added_up(found, last_sums, [w.qkv_bias is not None for w in ctx.weights])
+        return dx.unflatten(0, (s.batch, -1)), None, None, *behind, *gradients
+
+
+def _added_up(found: list[Found], last: Tensor, biased: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+    """The gradients of the norm behind, and of all blocks in the order of `Weights`."""
+    norms = torch.stack([sums for one in found for sums in (one.first_sums, one.second_sums)] + [last]).sum(1)
+    qkvs = torch.stack([one.qkv_sums for one in found]).sum(1)
+    fc1s = torch.stack([one.fc1_sums for one in found]).sum(1)
+    gradients: list[Tensor | None] = []
+    for layer, one in enumerate(found):
+        first, second, third = norms[2 * layer : 2 * layer + 3]
+        gradients += [first[0], first[1], one.qkv, qkvs[layer] if biased[layer] else None, one.proj, second[2]]
+        gradients += [second[0], second[1], one.fc1, fc1s[layer], one.fc2, third[2]]
+    return norms[-1, :2], gradients
+
+
+def halved(parameters: Sequence[Tensor]) -> list[Weights]:
+    """The blocks' weights with those of products copied in bf16, all in one go."""
+    size = len(Weights._fields)
+    chosen = [i for i, p in enumerate(parameters) if i % size in PRODUCTS and p is not None]
+    copies = [torch.empty_like(parameters[i], dtype=HALF) for i in chosen]
+    torch._foreach_copy_(copies, [parameters[i] for i in chosen])
+    ready = list(parameters)
+    for i, copy in zip(chosen, copies, strict=True):
+        ready[i] = copy
+    return [Weights(*ready[first : first + size]) for first in range(0, len(ready), size)]
+
+
+class Embed(torch.autograd.Function):
+    """Equation 1: tokens (B, T, D) in bf16, from images, the product's weight and bias, the tokens in front and the
+    places of all. Images get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, front: Tensor, places: Tensor | None) -> Tensor:
+        rows = patches(images, (weight.shape[2], weight.shape[3]), HALF)
+        z = F.linear(rows, weight.flatten(1).to(HALF), bias.to(HALF))
+        ctx.rows, ctx.prefix, ctx.shape, ctx.placed = rows, len(front), weight.shape, places is not None
+        return assemble(z, front, places, len(images))
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Any, ...]:
+        (dx,) = outputs
+        places = dx.sum(0, dtype=torch.float32)
+        weight = outer(dx[:, ctx.prefix :].reshape(-1, dx.shape[-1]), ctx.rows).view(ctx.shape)
+        del ctx.rows
+        bias, front = places[ctx.prefix :].sum(0), places[: ctx.prefix]
+        return None, weight, bias, front, places if ctx.placed else None
+
+
+# ---------------------------------------------------------------- the model around it
+
+
+class TrainingViT:
+    """A ViT's forward for training: the model's own parameters, and gradients to them."""
+
+    def __init__(self, model: VisionTransformer):
+        self.model = model
+        blocks: list[Any] = list(model.blocks)
+        self.alone = blocks.pop() if model.config.pool == "token" else None  # the block that asks for one token alone
+        self.blocks: list[Block] = blocks
+
+    def __call__(self, images: Tensor) -> Tensor:
+        model, c = self.model, self.model.config
+        with torch.autocast(images.device.type, HALF):
+            x = self.embed(images)
+            behind = model.norm if self.alone is None else self.alone.norm1
+            shape = Shape(x.shape[0], x.shape[1], c.heads, c.gelu == "tanh", c.norm_eps)
+            factors = [factor_of(d, x) for block in self.blocks for d in (block.drop1, block.drop2)]
+            parameters = [p for block in self.blocks for p in parameters_of(block)]
+            x, y = Encoder.apply(x, shape, factors, behind.weight, behind.bias, *parameters)  # type: ignore
+            if self.alone is not None:
+                y = model.norm(class_token_alone(self.alone, x, y))
+            x = model.fc_norm(model.pool(y))
+            x = x if model.pre_logits is None else torch.tanh(model.pre_logits(x))
+            logits: Tensor = model.head(x)
+            return logits
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Equation 1: by the model's own code where there is a backbone."""
+        model, c = self.model, self.model.config
+        if model.backbone is not None or images.requires_grad:
+            tokens: Tensor = model.embed(images)[0].to(HALF)
+            return tokens
+        check_images(images, c.channels)
+        positions = model.positions(c.grid_at((images.shape[2], images.shape[3])))
+        front = [token[0] for token in (model.cls_token, model.reg_token) if token is not None]
+        proj = model.patch_embed.proj
+        assert proj.bias is not None
+        none = proj.weight.new_empty(0, c.width)
+        return Embed.apply(  # type: ignore[no-any-return, no-untyped-call]
+            images,
+            proj.weight,
+            proj.bias,
+            torch.cat(front) if front else none,
+            None if positions is None else positions[0],
+        )
+
+
+def class_token_alone(block: Block, x: Tensor, y: Tensor) -> Tensor:
+    """The first token behind a block, (B, 1, D), from the block's input and the norm of it. It asks all the others, and
+    nobody reads what they would have asked."""
+    o = Asking.of(block.attn.qkv, block.attn.heads, y.dtype)(y)
+    x = block.drop1(block.ls1(block.attn.proj(o[:, None]))) + x[:, :1]
+    x = block.drop2(block.ls2(block.mlp(block.norm2(x)))) + x
+    return x
+
+
+def factor_of(drop: Drop, x: Tensor) -> Tensor | None:
+    """What a branch of each image is multiplied by, (B,); None: 1."""
+    if not drop.training:
+        return None
+    if drop.kept is not None:
+        return drop.kept.flatten().float().contiguous()
+    if not drop.depth:
+        return None
+    return (torch.rand(len(x), device=x.device) >= drop.depth) / (1 - drop.depth)
+
+
+def why_not(model: nn.Module) -> str | None:
+    """What keeps a model from being trained this way, in words; None: nothing."""
+    if not isinstance(model, VisionTransformer):
+        return "it is no ViT"
+    c = model.config
+    linear = all(type(part) is nn.Linear for b in model.blocks for part in products(b))
+    for ok, reason in (
+        (c.mlp == "gelu", "its MLP is SwiGLU"),
+        (not c.qk_norm, "queries and keys are normed"),
+        (c.position_at == "stem", "positions come in at every layer"),
+        (c.layer_scale is None, "it has LayerScale"),
+        (not c.dropout and not c.attention_dropout, "it has dropout"),
+        (c.final_norm == "before-pool" or c.pool == "token", "its final norm comes after pooling"),
+        (c.depth > 1, "it has one block"),
+        (c.width % 8 == 0 and c.width // c.heads % 8 == 0, "its heads are not a multiple of 8 wide"),
+        (linear, "its layers have adapters"),
+        (not model.checkpoint_activations, "activations are to be computed again"),
+    ):
+        if not ok:
+            return reason
+    return None

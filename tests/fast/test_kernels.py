@@ -1,0 +1,58 @@
+"""The fused kernels against plain torch: in Triton's interpreter on a CPU, and on a GPU as they are."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+# bf16 products end the process on some virtual CPUs unless the library is told to leave those instructions alone.
+CHILD = {"TRITON_INTERPRET": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+
+triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def names() -> list[str]:
+    """Of the checks, which cannot be imported where there is no Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return ["all"]
+    sys.path.insert(0, str(HERE))
+    from checks import CHECKS
+
+    return list(CHECKS)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    child = subprocess.run(
+        [sys.executable, HERE / "checks.py"],
+        env={**os.environ, **CHILD},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    found: dict[str, str] = json.loads(child.stdout.splitlines()[-1])
+    return found
+
+
+@triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU they run as they are")
+@pytest.mark.parametrize("name", names())
+def test_interpreted(name: str, interpreted: dict[str, str]) -> None:
+    assert interpreted[name] == "", interpreted[name]
+
+
+@triton
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", names())
+def test_on_a_gpu(name: str) -> None:
+    from checks import CHECKS
+
+    torch.manual_seed(0)
+    CHECKS[name]()

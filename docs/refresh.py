@@ -1,8 +1,9 @@
-"""Bring the excerpts and tables of docs/*.md up to date with the code: `python docs/refresh.py` (`--check`: only look).
+"""Bring the excerpts and tables of README.md and docs/*.md up to date: `python docs/refresh.py` (`--check`: only look).
 
 `<!-- code: models/vit.py Block.forward -->` is followed by that function as it stands, with a link to its lines;
-`<!-- cost -->` by the table of what sizes and patches cost, `<!-- recipes -->` by that of the recipes. Each ends at its
-`<!-- /code -->`, `<!-- /cost -->` or `<!-- /recipes -->`.
+`<!-- cost -->` by the table of what sizes and patches cost, `<!-- recipes -->` by that of the recipes, and
+`<!-- measured: speed -->` by that table of benchmarks/tables.py. Each ends at its `<!-- /code -->`, `<!-- /cost -->`,
+`<!-- /recipes -->` or `<!-- /measured -->`.
 """
 
 import ast
@@ -17,6 +18,7 @@ from vitreous.training.recipes import RECIPES, card
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS.parent / "src" / "vitreous"
+BENCHMARKS = DOCS.parent / "benchmarks"
 
 
 def excerpt(file: str, name: str) -> str:
@@ -67,10 +69,23 @@ def recipe_table() -> str:
     return "\n".join(rows)
 
 
+def measured(name: str) -> str:
+    sys.path.insert(0, str(BENCHMARKS))
+    from tables import generated
+
+    return str(generated(name))
+
+
 def refreshed(text: str) -> str:
     text = re.sub(
         r"(<!-- code: (\S+) (\S+) -->\n).*?(<!-- /code -->)",
         lambda match: f"{match[1]}{excerpt(match[2], match[3])}\n{match[4]}",
+        text,
+        flags=re.DOTALL,
+    )
+    text = re.sub(
+        r"(<!-- measured: (\S+) -->\n).*?(<!-- /measured -->)",
+        lambda match: f"{match[1]}{measured(match[2])}\n{match[3]}",
         text,
         flags=re.DOTALL,
     )
@@ -86,7 +101,7 @@ def refreshed(text: str) -> str:
 
 def main() -> None:
     stale = []
-    for path in sorted(DOCS.glob("*.md")):
+    for path in [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]:
         old = path.read_text()
         new = refreshed(old)
         if new != old:

@@ -8,7 +8,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from vitreous import draws
-from vitreous.data.augmentation import augment, crop_boxes, flips
+from vitreous.data.augmentation import augment, crop_box, crop_boxes, crop_draws, flips
 from vitreous.data.geometry import affine, gather_boxes
 from vitreous.data.mixing import mix
 from vitreous.data.options import Augmentation
@@ -83,6 +83,15 @@ def test_crops_are_inside_and_of_the_area_drawn(crop: float, aspect: float) -> N
         assert free.abs().max() > 0.95 * math.log(aspect)
     if crop < 1:
         assert (top / (heights - height)).nanmean().sub(0.5).abs() < 0.02
+
+
+@pytest.mark.parametrize(("crop", "aspect"), [(0.08, 4 / 3), (0.5, 1.0), (1.0, 1.0), (0.001, 3.0)])
+def test_the_box_of_one_image_is_that_of_the_batch(crop: float, aspect: float) -> None:
+    n, chosen = 2000, options(crop=crop, aspect=aspect)
+    heights, widths = torch.randint(1, 5000, (2, n), generator=torch.Generator().manual_seed(0))
+    drawn, sides = crop_draws(keys(n), 1.25, chosen).tolist(), zip(heights.tolist(), widths.tolist(), strict=True)
+    boxes = [crop_box(each, *size) for each, size in zip(drawn, sides, strict=True)]
+    assert torch.equal(torch.tensor(boxes), crop_boxes(keys(n), heights, widths, 1.25, chosen))
 
 
 def test_flips() -> None:

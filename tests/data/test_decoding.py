@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vitreous.data.decoding import IMAGE_SUFFIXES, decode, find_images, upright_size
+from vitreous.data import decoding
+from vitreous.data.decoding import IMAGE_SUFFIXES, decode, decode_array, find_images, upright_size
 from vitreous.errors import VitreousError
 
 ORANGE = (200, 100, 50)
@@ -109,6 +110,85 @@ def test_a_smaller_jpeg_is_the_same_picture(mode: str) -> None:
     image, whole = decode(data, (70, 70)), decode(data)
     assert (image.size, image.mode) == ((80, 80), whole.mode)
     assert np.abs(np.asarray(image, dtype=int) - np.asarray(whole.reduce(4), dtype=int)).max() <= 3
+
+
+def photograph(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    """Soft shapes with noise on them, so that every coefficient of a JPEG is used."""
+    random = np.random.default_rng(width * height)
+    coarse = Image.fromarray(random.integers(0, 256, (5, 4, 3), dtype=np.uint8)).resize((width, height))
+    noisy = np.asarray(coarse) + random.normal(0, 12, (height, width, 3))
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).convert(mode)
+
+
+def by_pillow(data: bytes, at_least: tuple[int, int] | None = None) -> np.ndarray:
+    image = decode(data, at_least)
+    return np.asarray(image).reshape(image.height, image.width, -1)
+
+
+JPEGS = [
+    ("L", {}),
+    ("L", {"progressive": True}),
+    ("RGB", {"subsampling": "4:4:4"}),
+    ("RGB", {"subsampling": "4:2:2", "quality": 45}),
+    ("RGB", {"subsampling": "4:2:0"}),
+    ("RGB", {"subsampling": "4:2:0", "quality": 45, "progressive": True}),
+    ("RGB", {"keep_rgb": True}),
+]
+
+
+@pytest.mark.parametrize(("mode", "options"), JPEGS, ids=str)
+def test_the_other_decoder_gives_the_same_pixels(
+    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg")
+    enough = (None, (1, 1), (20, 20), (50, 120), (300, 100))
+    files = [encoded(photograph(*size, mode), "JPEG", **options) for size in ((9, 8), (64, 48), (161, 213), (640, 427))]
+    expected = {(data, at_least): by_pillow(data, at_least) for data in files for at_least in enough}
+    monkeypatch.setattr(decoding, "decode", None)  # Pillow is not asked
+    for (data, at_least), pixels in expected.items():
+        np.testing.assert_array_equal(decode_array(data, at_least), pixels)
+
+
+def test_what_the_other_decoder_leaves_to_pillow() -> None:
+    """What is turned, in other colours, of another kind, or so small that scales look alike."""
+    exif = Image.Exif()
+    for orientation in (1, 3, 6):
+        exif[0x0112] = orientation
+        data = encoded(photograph(90, 60), "JPEG", exif=exif)
+        np.testing.assert_array_equal(decode_array(data, (25, 25)), by_pillow(data, (25, 25)))
+    broken = encoded(photograph(90, 60), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+    cmyk = encoded(photograph(90, 60).convert("CMYK"), "JPEG")
+    several = encoded(photograph(90, 60), "MPO", save_all=True, append_images=[quarters()])
+    for data in (broken, cmyk, several, encoded(photograph(3, 5), "JPEG"), encoded(photograph(9, 9), "PNG")):
+        np.testing.assert_array_equal(decode_array(data, (2, 2)), by_pillow(data, (2, 2)))
+
+
+def outcome(read: Any, data: bytes) -> Any:
+    """The pixels, or what is said instead."""
+    try:
+        return read(data).tolist()
+    except VitreousError as error:
+        return str(error)
+
+
+def test_the_other_decoder_has_the_same_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = encoded(photograph(90, 60), "JPEG")
+    half = len(whole) // 2
+    changed = whole[:half] + b"\xff\xd9\xff\xc4\xff\xd9\xff\xc4" + whole[half + 8 :]
+    for data in (whole[:300], whole[:half], whole[:-2], changed, whole + b"more", b"\xff\xd8\xff", b""):
+        assert outcome(decode_array, data) == outcome(by_pillow, data)
+    assert outcome(decode_array, whole[:half]) == "the file is cut short"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # 5,400 pixels are more than twice as many
+    assert outcome(decode_array, whole) == "has too many pixels to be decoded safely"
+
+
+def test_without_the_other_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_simplejpeg", lambda: None)
+    for mode, channels in (("L", 1), ("RGB", 3)):
+        data = encoded(photograph(90, 60, mode), "JPEG")
+        pixels = decode_array(data, (20, 20))
+        assert pixels.shape == (30, 45, channels)
+        np.testing.assert_array_equal(pixels, by_pillow(data, (20, 20)))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "TIFF", "BMP", "ICO"])

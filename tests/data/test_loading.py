@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous import draws
+from vitreous.data import decoding, loading
 from vitreous.data.arrays import Arrays
 from vitreous.data.augmentation import crop_boxes, flips
 from vitreous.data.encoded import Files
@@ -34,7 +35,7 @@ from vitreous.data.loading import (
 )
 from vitreous.data.options import Augmentation
 from vitreous.data.sampling import Stream
-from vitreous.data.sources import Source
+from vitreous.data.sources import Source, Subset
 from vitreous.errors import VitreousError
 from vitreous.preprocessing import Preprocessing, plain
 
@@ -80,7 +81,7 @@ def look(source: Source, read: Any, workers: int = 0) -> Survey:
 
 def loader(source: Source, found: Survey | None = None, workers: int = 0, **changes: Any) -> TrainLoader:
     settings: dict[str, Any] = {"options": CROPPED, "batch_size": BATCH, "rank": 0, "ranks": 1, "seed": 3} | changes
-    crop = Crop(SIZE, 3, settings["options"])
+    crop = Crop(settings.get("size", SIZE), 3, settings["options"])
     stream = Stream(len(source), settings["seed"])
     return TrainLoader(
         *(source, stream, found or Survey({}), crop, settings["batch_size"], settings["seed"], workers, CPU),
@@ -188,15 +189,15 @@ def test_sources_of_one_image() -> None:
 # ---------------------------------------------------------------- crops
 
 
-def pillow_crops(source: Source, batch: Batch, order: Tensor) -> np.ndarray:
+def pillow_crops(source: Source, batch: Batch, order: Tensor, size: tuple[int, int] = SIZE) -> np.ndarray:
     """What Pillow cuts out of the whole image, at the same place."""
     found = []
     for index, key in zip(order.tolist(), batch.keys, strict=True):
         image = source.image(index)
         sides = torch.tensor([image.height]), torch.tensor([image.width])
-        top, left, height, width = crop_boxes(key[None], *sides, SIZE[1] / SIZE[0], CROPPED)[0].tolist()
+        top, left, height, width = crop_boxes(key[None], *sides, size[1] / size[0], CROPPED)[0].tolist()
         box = (left, top, left + width, top + height)
-        cut = np.asarray(image.resize(SIZE[::-1], Image.Resampling.BILINEAR, box=box))
+        cut = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR, box=box))
         found.append(cut[:, ::-1] if flips(key[None], CROPPED) else cut)
     return np.stack(found).transpose(0, 3, 1, 2).astype(float)
 
@@ -213,6 +214,55 @@ def test_crops_are_those_of_pillow(source: Files, hold: bool) -> None:
     assert each.mean() < 1.5
     assert each.max() < 6
     assert wanted.std() > 40  # there is something to differ in
+
+
+LARGE = (96, 120)
+
+
+def gradients(folder: Path, mode: str = "RGB") -> Files:
+    """Large enough to be cut at whole pixels, not so large that they are decoded at a fraction for crops of LARGE; and
+    smooth, so that to be half a pixel off is to be a few grey levels off."""
+    names = [f"{number}.jpg" for number in range(12)]
+    for number, name in enumerate(names):
+        coarse = np.random.default_rng(number).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+        size = (200 + 10 * number, 300 - 10 * number)
+        Image.fromarray(coarse).convert(mode).resize(size, Image.Resampling.BICUBIC).save(folder / name, quality=95)
+    return Files(folder, names, torch.zeros(12, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_large_crops_are_within_half_a_pixel(tmp_path: Path, vectors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "VECTORS", vectors)
+    files = gradients(tmp_path)
+    batch = next(loader(files, size=LARGE, batch_size=48).batches(0, 1))
+    ours, wanted = batch.rows.double().numpy(), pillow_crops(files, batch, Stream(12, 3).indices(0, 48), LARGE)
+    each = np.abs(ours - wanted).mean((1, 2, 3))
+    assert each.mean() < 1
+    assert each.max() < 3
+    assert wanted.std() > 40
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_crops_in_colour_and_grey(tmp_path: Path, mode: str, channels: int) -> None:
+    files = gradients(tmp_path, mode)
+    parts = Subset(files, torch.tensor([3, 1, 2]))
+    crop = Crop((160, 160), channels, Augmentation(crop=1.0, aspect=1.0, flip=False))
+    for row, index in enumerate((3, 1, 2)):
+        found = crop(parts, row, crop.drawn(torch.tensor([0]))[0])
+        whole = files.image(index).resize((160, 160), Image.Resampling.BILINEAR)
+        wanted = np.asarray(whole.convert("L" if channels == 1 else "RGB")).reshape(160, 160, channels)
+        assert found.shape == wanted.shape
+        assert np.abs(found.astype(int) - wanted).max() <= 1
+
+
+def test_batches_do_not_depend_on_the_decoder(source: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("simplejpeg")
+    for files in (source, gradients(tmp_path)):
+        ours = shown(loader(files), 0, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(decoding, "_simplejpeg", lambda: None)
+            assert same(ours, shown(loader(files), 0, 2))
 
 
 def test_held_images_are_no_larger_than_needed(source: Files) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous.fast import kernels
+from vitreous.fast.attention import joined, split
+from vitreous.fast.attention_backward import attention_backward
 from vitreous.fast.encoder import TrainingViT
 from vitreous.fast.encoder import why_not as why_not_trained
 from vitreous.fast.inference import FastViT
@@ -126,6 +128,23 @@ def merging_gradients_of_attention() -> None:
         reference = torch.stack([*parts.permute(order)]).permute(1, 3, 0, 2, 4).reshape(batch * tokens, -1)
         assert torch.equal(merged, reference)
         near(sums.sum(0), merged.float().sum(0), 1e-5)
+
+
+@check
+def backward_of_attention() -> None:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter has no products of bf16
+    for batch, tokens, heads, head in ((2, 37, 2, 32), (1, 5, 1, 64), (1, 64, 2, 32), (1, 197, 1, 64), (3, 2, 2, 32)):
+        qkv, do = (drawn(batch * tokens, n * heads * head).to(dtype) for n in (3, 1))
+        q, k, v = (t.double().requires_grad_() for t in split(qkv, batch, heads))
+        o = F.scaled_dot_product_attention(q, k, v)
+        (gradient,) = split(do, batch, heads, parts=1)
+        parts = torch.autograd.grad(o, (q, k, v), gradient.double())
+        exact = torch.stack(parts).permute(1, 3, 0, 2, 4).reshape(batch * tokens, -1)
+        lse = ((q @ k.transpose(-2, -1)) * head**-0.5).logsumexp(-1).float().detach().contiguous()
+        output = joined(o.detach().to(dtype)).contiguous()
+        dqkv, sums = attention_backward(qkv, output, do, lse, batch, heads)
+        near(dqkv, exact, 0.02)
+        near(sums.sum(0), dqkv.float().sum(0), 0.02)
 
 
 @check

@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     import tyro
 
+    from vitreous.cli.bench import bench
     from vitreous.cli.compare import compare
     from vitreous.cli.convert import convert
     from vitreous.cli.data import data
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             evaluate,
             features,
             compare,
+            bench,
             info,
             convert,
             models,

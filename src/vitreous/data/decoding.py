@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from glob import escape, glob, has_magic
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
@@ -75,7 +77,20 @@ def decode(file: str | Path | bytes | BinaryIO, at_least: tuple[int, int] | None
     except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
         raise VitreousError(f"{name}{reason(error)}") from error
     image.info = {}  # no orientation is left to be applied a second time
+    image.getexif().clear()
     return image
+
+
+def decode_array(data: bytes, at_least: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+    """The pixels of `decode`, (height, width, 1 or 3), maybe read-only.
+
+    Where simplejpeg is installed, it decodes those JPEGs that are upright, in grey or in colour, and in order. It is
+    made of the same libjpeg-turbo as Pillow and gives the same pixels in two thirds of the time.
+    """
+    if (pixels := _by_simplejpeg(data, at_least)) is not None:
+        return pixels
+    image = decode(data, at_least)
+    return np.asarray(image).reshape(image.height, image.width, -1)
 
 
 def upright_size(data: bytes) -> tuple[int, int]:
@@ -202,11 +217,56 @@ def _shrink(image: Image.Image, at_least: tuple[int, int]) -> None:
     """Have a JPEG decoded at the smallest scale that leaves (width, height), as it is stored, at this or above."""
     if not isinstance(image, JpegImageFile):  # other kinds may have a draft mode with rules of its own
         return
+    if (scale := _scale(image.size, at_least)) > 1:
+        # Pillow rounds sides down when it chooses, though libjpeg rounds up: ask for what leads it to this scale.
+        image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
+
+
+def _scale(sides: tuple[int, int], at_least: tuple[int, int]) -> int:
+    """How many times smaller a JPEG can be decoded."""
     for scale in (8, 4, 2):
-        if all(-(-side // scale) >= wanted for side, wanted in zip(image.size, at_least, strict=True)):
-            # Pillow rounds sides down when it chooses, though libjpeg rounds up: ask for what leads it to this scale.
-            image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
-            return
+        if all(-(-side // scale) >= wanted for side, wanted in zip(sides, at_least, strict=True)):
+            return scale
+    return 1
+
+
+@cache
+def _simplejpeg() -> Any:
+    try:
+        return import_module("simplejpeg")
+    except ImportError:
+        return None
+
+
+COLOURS = {"Gray": "GRAY", "YCbCr": "RGB", "RGB": "RGB"}  # of a JPEG, by simplejpeg's name: what to decode it to
+
+
+def _by_simplejpeg(data: bytes, at_least: tuple[int, int] | None) -> NDArray[np.uint8] | None:
+    """None: Pillow knows better what to do with it, or what to say of it."""
+    library = _simplejpeg()
+    if library is None or not data.startswith(b"\xff\xd8\xff") or _may_be_turned(data):
+        return None
+    try:
+        height, width, colours, _ = library.decode_jpeg_header(data)
+        large = Image.MAX_IMAGE_PIXELS is not None and height * width > Image.MAX_IMAGE_PIXELS
+        if colours not in COLOURS or large or min(height, width) < 8:  # of fewer than 8 the scales are not told apart
+            return None
+        scale = 1 if at_least is None else _scale((height, width), at_least)
+        sides = {"min_height": -(-height // scale), "min_width": -(-width // scale)}
+        pixels: NDArray[np.uint8] = library.decode_jpeg(data, COLOURS[colours], **sides)
+        return pixels
+    except ValueError:  # also what libjpeg would only warn of
+        return None
+
+
+def _may_be_turned(data: bytes) -> bool:
+    if b"Exif" not in data and b"adobe.com/xap" not in data:  # either may hold an orientation
+        return False
+    try:
+        with _quiet(), Image.open(io.BytesIO(data), formats=_formats()) as stored:
+            return _turn(stored) is not None
+    except Exception:  # Pillow will say what it is
+        return True
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
@@ -216,7 +276,9 @@ def _eight_bit(image: Image.Image) -> Image.Image:
         image = image.convert(image.mode.upper())
     grey = image.mode in ("1", "L", "LA")
     if not image.has_transparency_data:
-        return image.convert("L" if grey else "RGB")
+        mode = "L" if grey else "RGB"
+        own = type(image) in (Image.Image, JpegImageFile)  # others may have frames and a palette, and hold on to them
+        return image if own and image.mode == mode else image.convert(mode)  # which copies what is right already
     image = image.convert("LA" if grey else "RGBA")
     canvas = Image.new("L" if grey else "RGB", image.size, "white")
     canvas.paste(image.convert(canvas.mode), mask=image.getchannel("A"))

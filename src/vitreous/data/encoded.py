@@ -2,17 +2,20 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import overload
+from typing import TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.decoding import decode, reason
+from vitreous.data.decoding import decode, decode_array, reason
 from vitreous.data.sources import Source
 from vitreous.errors import VitreousError
+
+T = TypeVar("T")
 
 
 class Encoded(Source):
@@ -23,9 +26,18 @@ class Encoded(Source):
         """The bytes of one image. It may fail as files do."""
 
     def image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        return self._decoded(decode, index, at_least)
+
+    def pixels(self, index: int, at_least: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+        """Of the image, (height, width, 1 or 3), by the fastest decoder that is installed."""
+        return self._decoded(decode_array, index, at_least)
+
+    def _decoded(
+        self, by: Callable[[bytes, tuple[int, int] | None], T], index: int, at_least: tuple[int, int] | None
+    ) -> T:
         data = self.content(index)
         try:
-            return decode(data, at_least)
+            return by(data, at_least)
         except VitreousError as error:
             raise VitreousError(f"{self.name(index)}: {error}") from error
 

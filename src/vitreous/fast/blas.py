@@ -129,13 +129,14 @@ class _Plan:
             raise UnsupportedError("no algorithm")
         return choice
 
-    def __call__(self, a: Tensor, b: Tensor, c: Tensor, d: Tensor, pointers: dict[int, int]) -> None:
+    def __call__(self, a: Tensor, b: Tensor, c: Tensor | None, d: Tensor, pointers: dict[int, int]) -> None:
         self.point(pointers)
         stream = torch.cuda.current_stream(d.device)
+        added = None if c is None else c.data_ptr()
         workspace = _workspace(d.device, stream.cuda_stream)
         _ask(
             "cublasLtMatmul", _handle(), self.description, byref(self.one), a.data_ptr(), self.a, b.data_ptr(), self.b,
-            byref(self.beta), c.data_ptr(), self.c, d.data_ptr(), self.d, byref(self.choice.algorithm),
+            byref(self.beta), added, self.c, d.data_ptr(), self.d, byref(self.choice.algorithm),
             workspace.data_ptr(), WORKSPACE, stream.cuda_stream,
         )  # fmt: skip
 
@@ -189,7 +190,7 @@ def _product(
             _own.plans[key] = None
     if (plan := _own.plans[key]) is None:
         return False
-    plan(a, b, out if add is None else add, out, at)
+    plan(a, b, add, out, at)
     return True
 
 
@@ -229,7 +230,8 @@ def product_gelu_backward(dz: Tensor, weight: Tensor, h: Tensor, tanh: bool) -> 
 
 
 class Scales(NamedTuple):
-    """On the device: what a number of the weight, and one of the input, is to be multiplied by to be itself again."""
+    """On the device, each a tensor of its own (the library wants them aligned): what a number of the weight, and one of
+    the input, is to be multiplied by to be itself again."""
 
     weight: Tensor
     input: Tensor

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.fast.attention import Asking, attend, joined, products, split
+from vitreous.fast.attention import Asking, attend, attend_with_sums, joined, products, split
+from vitreous.fast.attention_backward import attention_backward, fits
 from vitreous.fast.blas import linear, linear_gelu, product_gelu_backward
 from vitreous.fast.kernels import add_norm, assemble, gelu, merge, norm_backward, patches
 from vitreous.models.checks import check_images
@@ -70,12 +71,43 @@ class Normed(NamedTuple):
 
 
 @dataclass
+class Attended:
+    """Attention's inputs and its output, (B x T, 3 D) and (B x T, D), with what its backward needs beside them: the
+    logarithms of its sums for our own kernels, or autograd's graph from `parts` to `output`."""
+
+    qkv: Tensor
+    o: Tensor
+    lse: Tensor | None = None
+    parts: tuple[Tensor, ...] = ()
+    output: Tensor | None = None
+
+    def backward(self, do: Tensor, s: "Shape") -> tuple[Tensor, Tensor]:
+        """The gradient of qkv, and parts of its sum over rows."""
+        if self.lse is not None:
+            return attention_backward(self.qkv, self.o, do, self.lse, s.batch, s.heads)
+        assert self.output is not None
+        (gradient,) = split(do, s.batch, s.heads, parts=1)
+        return merge(*torch.autograd.grad(self.output, self.parts, gradient))
+
+
+def attended(qkv: Tensor, s: "Shape") -> Attended:
+    """With the backward that is fastest for this many tokens."""
+    parts = split(qkv, s.batch, s.heads)
+    if qkv.is_cuda and fits(s.tokens, parts[0].shape[-1]) and (found := attend_with_sums(*parts)) is not None:
+        o, lse = found
+        return Attended(qkv, joined(o), lse)
+    with torch.enable_grad():  # its own backward is called by ours
+        leaves = tuple(part.detach().requires_grad_() for part in parts)
+        output = attend(*leaves)
+    return Attended(qkv, joined(output.detach()), None, leaves, output)
+
+
+@dataclass
 class Kept:
     """Of one block, what backward needs."""
 
     first: Normed
-    qkv: tuple[Tensor, ...]
-    o: Tensor
+    attention: Attended
     second: Normed
     h: Tensor
     g: Tensor | None
@@ -125,15 +157,12 @@ def block_forward(
     """Tokens (B x T, D) and what is still to be added to them, before the block -> the same behind it, and what
     backward needs."""
     first, y = s.norm(x, branch, w.norm1_weight, w.norm1_bias)
-    qkv = split(F.linear(y, w.qkv_weight, w.qkv_bias), s.batch, s.heads)
-    with torch.enable_grad():  # its own backward is called by ours
-        qkv = tuple(part.detach().requires_grad_() for part in qkv)
-        o = attend(*qkv)
-    x, branch = residual(first.x, joined(o.detach()), w.proj_weight, w.proj_bias, factors[0])
+    attention = attended(F.linear(y, w.qkv_weight, w.qkv_bias), s)
+    x, branch = residual(first.x, attention.o, w.proj_weight, w.proj_bias, factors[0])
     second, y = s.norm(x, branch, w.norm2_weight, w.norm2_bias)
     h, g = hidden(y, w.fc1_weight, w.fc1_bias, s.tanh)
     x, branch = residual(second.x, g, w.fc2_weight, w.fc2_bias, factors[1])
-    return x, branch, Kept(first, qkv, o, second, h, g)
+    return x, branch, Kept(first, attention, second, h, g)
 
 
 class Found(NamedTuple):
@@ -165,12 +194,9 @@ def block_backward(
     )
     dfc1 = outer(dh, y)
     del dh, y, kept.second
-    dproj = outer(dz, joined(kept.o.detach()))
-    do = split(dz @ w.proj_weight, s.batch, s.heads, parts=1)[0]
-    gradients = torch.autograd.grad(kept.o, kept.qkv, do)
-    del kept.o, kept.qkv, do, dz
-    dqkv, qkv_sums = merge(*gradients)
-    del gradients
+    dproj = outer(dz, kept.attention.o)
+    dqkv, qkv_sums = kept.attention.backward(dz @ w.proj_weight, s)
+    del kept.attention, dz
     dx, dz, y, first_sums = s.norm_backward(
         dqkv @ w.qkv_weight, kept.first, w.norm1_weight, w.norm1_bias, dx, factors[0]
     )

@@ -41,7 +41,7 @@ class EighthProduct:
     def __init__(self, weight: Tensor, bias: Tensor | None, factor: float):
         own = LARGEST / max(weight.abs().max().item(), TINY)
         self.weight, self.bias = (weight.float() * own).to(FP8).contiguous(), None if bias is None else bias.to(HALF)
-        self.scales = Scales(*torch.tensor([1 / own, 1 / factor], device=weight.device).unbind())
+        self.scales = Scales(*(torch.tensor(1 / f, device=weight.device) for f in (own, factor)))
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return linear_fp8(x, self.weight, self.scales, self.bias, add)

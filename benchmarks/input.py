@@ -1,12 +1,17 @@
-"""From folders of JPEGs to batches, on one core: beside a plain Pillow loader and Hugging Face datasets.
+"""From folders of JPEGs to batches on the device, by one core: beside a plain Pillow loader and Hugging Face datasets.
 
-Each loader has one worker process, which shares a single core with the process that takes the batches. All of them
-decode, take a random resized crop, flip, and end at normalised float32 batches; "uint8" is ours up to the batch that is
-handed over for augmentation and normalisation, which is all that a core has to do where a GPU does the rest. They take
-turns, and the median of the rounds counts. A library that is not installed is left out.
+Each loader has one worker process, which shares a single core with the process that takes the batches. They take turns,
+and the median of the rounds counts. The peers decode, crop, flip and normalise one image after the other in the worker.
+Ours hands over uint8; augmentation and normalisation follow on the device, which is why there are two rows of it:
+
+- "vitreous": float32, normalised in passes of 16. On a CPU the same core does that too.
+- "handed over": the batch of uint8, which is all that a core has to do where a GPU does the rest.
+
+"without simplejpeg" is what is handed over where Pillow decodes: `pip install vitreous[fast]` makes the difference.
 
 FOLDER has a folder of JPEGs for each class. They are read as they are at 128 and 160 px; for 224 px, those of PHOTOS
-(the same, unless it is given) are made 500 x 375 and saved again at quality 87 first.
+(the same, unless it is given) are made 500 x 375 and saved again at quality 87 first. Decoders and ways to resize a
+part of an image are timed by themselves; libraries that are not installed are left out.
 
 python benchmarks/input.py FOLDER --photos PHOTOS --out benchmarks/results/input-cpu.json
 """
@@ -21,7 +26,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from harness import RESULTS, environment, write
 from vitreous import draws
+from vitreous.data import decoding
 from vitreous.data.augmentation import augment, crop_boxes
 from vitreous.data.encoded import Files
 from vitreous.data.loading import Crop, Survey, TrainLoader
@@ -45,11 +51,11 @@ from vitreous.preprocessing import IMAGENET_MEAN, IMAGENET_STD, preset
 
 CROPPED = Augmentation(0.08, 4 / 3, 0, flip=True, randaugment=0, three_augment=False, jitter=0, erase=0)
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
-IMAGES = 1000
+IMAGES, BATCH, PASS = 1000, 128, 16
 BILINEAR = Image.Resampling.BILINEAR
 
 
-# ---------------------------------------------------------------- loaders
+# ---------------------------------------------------------------- the peers
 
 
 def listed(folder: Path) -> tuple[list[str], list[int]]:
@@ -91,79 +97,105 @@ class Plain(Dataset[tuple[Tensor, int]]):
             return varied(image.convert("RGB"), self.size), self.labels[index]
 
 
-def _loaded(data: Any, batch: int) -> Iterator[Any]:
-    endless = RandomSampler(data, replacement=False, num_samples=1 << 24)
-    return iter(DataLoader(data, batch, sampler=endless, num_workers=1))
+def pillow(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
+    yield from _sent((pixels for pixels, _ in _loaded(Plain(folder, size), device)), device)
 
 
-def pillow(folder: Path, size: int, batch: int) -> Iterator[Tensor]:
-    yield from (pixels for pixels, _ in _loaded(Plain(folder, size), batch))
+def datasets(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
+    def transform(rows: dict[str, Any]) -> dict[str, Any]:
+        return {"pixels": [varied(image.convert("RGB"), size) for image in rows["image"]], "label": rows["label"]}
+
+    loaded = _loaded(_image_folder(folder).with_transform(transform), device)
+    yield from _sent((rows["pixels"] for rows in loaded), device)
 
 
-def datasets(folder: Path, size: int, batch: int) -> Iterator[Tensor]:
+@cache
+def _image_folder(folder: Path) -> Any:
     import datasets as library
 
     library.disable_progress_bars()
     names = [str(folder / name) for name in listed(folder)[0]]
-    with tempfile.TemporaryDirectory() as cache:
-        data = library.load_dataset("imagefolder", data_files={"train": names}, split="train", cache_dir=cache)
-
-        def transform(rows: dict[str, Any]) -> dict[str, Any]:
-            return {"pixels": [varied(image.convert("RGB"), size) for image in rows["image"]], "label": rows["label"]}
-
-        yield from (rows["pixels"] for rows in _loaded(data.with_transform(transform), batch))
+    with tempfile.TemporaryDirectory() as there:
+        return library.load_dataset(
+            "imagefolder", data_files={"train": names}, split="train", cache_dir=there, keep_in_memory=True
+        )
 
 
-def uint8(folder: Path, size: int, batch: int) -> Iterator[Tensor]:
-    yield from (pixels for pixels, _ in _ours(folder, size, batch))
+def _loaded(data: Any, device: torch.device) -> Iterator[Any]:
+    endless = RandomSampler(data, num_samples=1 << 24)
+    return iter(DataLoader(data, BATCH, sampler=endless, num_workers=1, pin_memory=device.type == "cuda"))
 
 
-def vitreous(folder: Path, size: int, batch: int) -> Iterator[Tensor]:
+def _sent(batches: Iterator[Tensor], device: torch.device) -> Iterator[Tensor]:
+    return (pixels.to(device, non_blocking=True) for pixels in batches)
+
+
+# ---------------------------------------------------------------- ours
+
+
+def vitreous(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
     normalise = preset("deit", size).normalise
-    yield from (normalise(augment(pixels, keys, CROPPED)) for pixels, keys in _ours(folder, size, batch))
+    for pixels, keys in _ours(folder, size, device):
+        for part, its in zip(pixels.split(PASS), keys.split(PASS), strict=True):
+            yield normalise(augment(part, its, CROPPED))
 
 
-def _ours(folder: Path, size: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def handed_over(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
+    yield from (pixels for pixels, _ in _ours(folder, size, device))
+
+
+def without_simplejpeg(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
+    before, decoding._simplejpeg = decoding._simplejpeg, lambda: None  # type: ignore[assignment]
+    try:
+        yield from handed_over(folder, size, device)
+    finally:
+        decoding._simplejpeg = before
+
+
+def _ours(folder: Path, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     names, labels = listed(folder)
     files = Files(folder, names, torch.tensor(labels))
     crop, stream = Crop((size, size), 3, CROPPED), Stream(len(files), 0)
-    loader = TrainLoader(files, stream, Survey({}), crop, batch, 0, 1, torch.device("cpu"))
-    for found in loader.batches(0, 1 << 24):
-        yield loader.cut(found.rows, found.keys), found.keys
+    loader = TrainLoader(files, stream, Survey({}), crop, BATCH, 0, 1, device)
+    for batch in loader.batches(0, 1 << 24):
+        yield loader.cut(batch.rows, batch.keys), batch.keys
 
 
-LOADERS: dict[str, Callable[[Path, int, int], Iterator[Tensor]]] = {
+LOADERS: dict[str, Callable[[Path, int, torch.device], Iterator[Tensor]]] = {
     "pillow": pillow,
     "datasets": datasets,
     "vitreous": vitreous,
-    "uint8": uint8,
+    "handed over": handed_over,
+    "without simplejpeg": without_simplejpeg,
 }
 
 
 def rate(batches: Iterator[Tensor], seconds: float) -> float:
     """Images a second, once what was loaded ahead is used up."""
-    for _ in range(4):
-        next(batches)
+    ahead = 0
+    while ahead < 4 * BATCH:
+        ahead += len(next(batches))
     began, images = time.perf_counter(), 0
     while (taken := time.perf_counter() - began) < seconds:
-        images += len(next(batches))
+        images += len(last := next(batches))
+        if last.is_cuda:
+            torch.cuda.synchronize()
     batches.close()  # type: ignore[attr-defined]
     return images / taken
 
 
-def compare(folder: Path, size: int, batch: int, rounds: int, seconds: float) -> dict[str, Any]:
+def compare(folder: Path, size: int, device: torch.device, rounds: int, seconds: float) -> dict[str, Any]:
     found: dict[str, list[float]] = {name: [] for name in LOADERS}
     for _, (name, load) in itertools.product(range(rounds), LOADERS.items()):
-        found[name].append(rate(load(folder, size, batch), seconds))
+        found[name].append(rate(load(folder, size, device), seconds))
     medians = {name: statistics.median(values) for name, values in found.items()}
     best = max(medians["pillow"], medians["datasets"])
     return {
         "size": size,
-        "batch": batch,
+        "batch": BATCH,
         "images_per_second": {name: round(value) for name, value in medians.items()},
-        "rounds": {name: [round(value) for value in values] for name, values in found.items()},
-        "ratio_to_the_better_peer": round(medians["vitreous"] / best, 2),
-        "ratio_up_to_uint8": round(medians["uint8"] / best, 2),
+        "ratio_to_the_better_peer": {name: round(value / best, 2) for name, value in medians.items()},
+        "least_and_most": {name: [round(min(values)), round(max(values))] for name, values in found.items()},
     }
 
 
@@ -172,7 +204,6 @@ def compare(folder: Path, size: int, batch: int, rounds: int, seconds: float) ->
 
 def decoders() -> dict[str, Callable[[bytes], Any]]:
     """From the bytes of a JPEG to its pixels."""
-    from vitreous.data.decoding import decode
 
     def opened(data: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(data))
@@ -181,8 +212,8 @@ def decoders() -> dict[str, Callable[[bytes], Any]]:
 
     found: dict[str, Callable[[bytes], Any]] = {
         "Pillow": opened,
-        "Pillow, to an array": lambda data: np.asarray(opened(data)),
-        "vitreous (Pillow)": decode,
+        "Pillow, as an array": lambda data: np.asarray(opened(data)),
+        "vitreous": decoding.decode_array,
     }
     try:
         import simplejpeg
@@ -206,39 +237,52 @@ def decoders() -> dict[str, Callable[[bytes], Any]]:
     return found
 
 
-def resizers(size: int) -> dict[str, Callable[[Image.Image, Any], Any]]:
-    """A part (top, left, height, width) of a decoded image at the model's size."""
+def resizers(size: int) -> dict[str, Callable[[Any, Any], Any]]:
+    """A part (left, top, right, bottom) of the pixels of an image at the model's size."""
 
-    def by_torch(image: Image.Image, box: Any) -> Tensor:
-        top, left, height, width = box
-        edges = (round(left), round(top), round(left + width), round(top + height))
-        part = torch.from_numpy(np.array(image.crop(edges)))[None].permute(0, 3, 1, 2)
-        return F.interpolate(part, (size, size), mode="bilinear", antialias=True)
+    def part(pixels: Any, box: Any) -> Any:
+        left, top, right, bottom = map(round, box)
+        return pixels[top:bottom, left:right].copy()
 
-    def by_pillow(image: Image.Image, box: Any) -> Any:
-        top, left, height, width = box
-        return np.asarray(image.resize((size, size), BILINEAR, box=(left, top, left + width, top + height)))
+    def by_torch(pixels: Any, box: Any) -> Tensor:
+        batch = torch.from_numpy(part(pixels, box))[None].permute(0, 3, 1, 2)
+        return F.interpolate(batch, (size, size), mode="bilinear", antialias=True)
 
-    return {"Pillow, of a box": by_pillow, "torch, of whole pixels (from Pillow's image)": by_torch}
+    found: dict[str, Callable[[Any, Any], Any]] = {
+        "Pillow": lambda pixels, box: np.asarray(Image.fromarray(part(pixels, box)).resize((size, size), BILINEAR)),
+        "torch, antialiased": by_torch,
+    }
+    try:
+        import cv2
+
+        found["OpenCV, area"] = lambda pixels, box: cv2.resize(
+            part(pixels, box), (size, size), interpolation=cv2.INTER_AREA
+        )
+        found["OpenCV, linear, not antialiased"] = lambda pixels, box: cv2.resize(part(pixels, box), (size, size))
+    except ImportError:
+        pass
+    return found
 
 
 def parts(folder: Path, size: int, rounds: int) -> dict[str, Any]:
-    """Microseconds for an image: decoding alone, and resizing alone."""
+    """Images a second by one core: decoding alone, and resizing alone."""
     files = [(folder / name).read_bytes() for name in listed(folder)[0][::5]]
-    images = [Image.open(io.BytesIO(data)).convert("RGB") for data in files]
-    heights, widths = (torch.tensor([getattr(image, side) for image in images]) for side in ("height", "width"))
+    images = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
+    heights, widths = (torch.tensor([image.shape[side] for image in images]) for side in (0, 1))
     boxes = crop_boxes(draws.keys(0, torch.arange(len(files))), heights, widths, 1.0, CROPPED).tolist()
-    jobs: dict[str, Callable[[], object]] = {}
-    for name, decode in decoders().items():
-        jobs[f"decode: {name}"] = partial(_each, decode, files)
-    for name, resize in resizers(size).items():
-        jobs[f"resize: {name}"] = partial(_each, resize, images, boxes)
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _, (name, job) in itertools.product(range(rounds), jobs.items()):
+    edges = [(left, top, left + width, top + height) for top, left, height, width in boxes]
+    jobs = {("decode", name): partial(_each, decode, files) for name, decode in decoders().items()}
+    jobs |= {("resize", name): partial(_each, resize, images, edges) for name, resize in resizers(size).items()}
+    times: dict[tuple[str, str], list[float]] = {job: [] for job in jobs}
+    for _, (job, run) in itertools.product(range(rounds), jobs.items()):
         began = time.perf_counter()
-        job()
-        times[name].append((time.perf_counter() - began) / len(files))
-    return {"size": size, "microseconds": {name: round(1e6 * statistics.median(t)) for name, t in times.items()}}
+        run()
+        times[job].append(time.perf_counter() - began)
+    rates = {job: round(len(files) / statistics.median(values)) for job, values in times.items()}
+    return {"size": size} | {
+        f"{what}_images_per_second": {name: value for (kind, name), value in rates.items() if kind == what}
+        for what in ("decode", "resize")
+    }
 
 
 def _each(function: Callable[..., object], *rows: list[Any]) -> None:
@@ -250,7 +294,7 @@ def _each(function: Callable[..., object], *rows: list[Any]) -> None:
 
 
 def photographs(folder: Path, into: Path) -> Path:
-    """500 x 375 or 375 x 500 at quality 87, as photographs on the web were when ImageNet was collected."""
+    """500 x 375 or 375 x 500 at quality 87: what is usual in ImageNet."""
     for number, name in enumerate(listed(folder)[0]):
         with Image.open(folder / name) as image:
             size = (500, 375) if image.width >= image.height else (375, 500)
@@ -265,10 +309,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--photos", type=Path)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each loader in each round")
-    parser.add_argument("--out", type=Path, default=RESULTS / "input-cpu.json")
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each loader in each round")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the workers inherit it
@@ -280,13 +324,11 @@ def main() -> None:
             ("as it is", args.folder, 160),
             ("500 x 375", photos, 224),
         ):
-            for table, row in (
-                ("loaders", compare(folder, size, args.batch, args.rounds, args.seconds)),
-                ("parts", parts(folder, size, args.rounds)),
-            ):
-                tables[table].append({"data": data, **row})
-                print(tables[table][-1], flush=True)
-    write(args.out, {**environment("PIL", "datasets", "simplejpeg", "cv2", "pyvips"), **tables})
+            tables["loaders"].append({"data": data, **compare(folder, size, args.device, args.rounds, args.seconds)})
+            tables["parts"].append({"data": data, **parts(folder, size, args.rounds)})
+            print(tables["loaders"][-1], tables["parts"][-1], sep="\n", flush=True)
+    out = args.out or RESULTS / f"input-{args.device.type}.json"
+    write(out, {**environment("PIL", "datasets", "simplejpeg", "cv2", "pyvips"), **tables})
 
 
 if __name__ == "__main__":

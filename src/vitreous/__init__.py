@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitreous.data.opening import open_data
     from vitreous.data.sources import DataSet
     from vitreous.errors import VitreousError, VitreousWarning
+    from vitreous.fast.running import accelerate
     from vitreous.models.cost import Cost, cost
     from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
     from vitreous.models.vit import VisionTransformer, ViTConfig
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "VitreousError": "vitreous.errors",
     "VitreousWarning": "vitreous.errors",
+    "accelerate": "vitreous.fast.running",
     "Cost": "vitreous.models.cost",
     "cost": "vitreous.models.cost",
     "BiT": "vitreous.models.resnet",
@@ -68,6 +70,7 @@ __all__ = [
     "VisionTransformer",
     "VitreousError",
     "VitreousWarning",
+    "accelerate",
     "convert",
     "cost",
     "create",

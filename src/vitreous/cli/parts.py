@@ -3,18 +3,20 @@
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
 if TYPE_CHECKING:
+    import torch
     from rich.table import Table
 
     from vitreous.evaluation.subject import Bar, Loading, Tick
+    from vitreous.fast.running import Precision
     from vitreous.training.telling import Teller
 
 Number = Annotated[int | None, tyro.conf.arg(metavar="N")]
@@ -56,27 +58,39 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Running:
+class Machine:
+    """What the model runs on."""
+
+    device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
+    """"cpu", "cuda", "cuda:1"...; auto: a GPU if there is one."""
+    precision: Literal["fp32", "bf16", "fp8"] = "fp32"
+    """of the model's arithmetic; fp8 is for its answers alone, on GPUs that have it."""
+
+    def settled(self, tell: Callable[[str], object]) -> "tuple[torch.device, Precision]":
+        """The device, and the precision that it has; what there is to say about that is told."""
+        from vitreous.training.hardware import pick_device, pick_precision
+
+        device = pick_device(self.device)
+        precision, note = pick_precision(self.precision, device)
+        if note:
+            tell(note)
+        return device, cast("Precision", precision)
+
+
+@dataclass(frozen=True)
+class Running(Machine):
     """How images come to the model."""
 
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 64
     """how many images the model is shown at once."""
     workers: Number = None
     """processes that decode; chosen by cores and data if not given."""
-    device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
-    """"cpu", "cuda", "cuda:1"...; auto: a GPU if there is one."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """of the model's arithmetic."""
 
     def loading(self, teller: "Teller") -> "Loading":
         from vitreous.evaluation.subject import Loading
-        from vitreous.training.hardware import pick_device, pick_precision
 
-        device = pick_device(self.device)
-        precision, note = pick_precision(self.precision, device)
-        if note:
-            teller.note(note)
-        return Loading(device, self.batch_size, self.workers, "bf16" if precision == "bf16" else "fp32")
+        device, precision = self.settled(teller.note)
+        return Loading(device, self.batch_size, self.workers, precision)
 
 
 def paced(teller: "Teller") -> "Bar":

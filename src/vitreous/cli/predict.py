@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitreous.cli.parts import Number, Preset
+from vitreous.cli.parts import Machine, Number, Preset
 from vitreous.weights.shipped import NAMES
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def predict(
     top: Annotated[int, tyro.conf.arg(metavar="N")] = 5,
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32,
-    device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto",
+    machine: Machine = Machine(),  # noqa: B008 (it is frozen)
     heads: Number = None,
     preprocessing: Preset = None,
 ) -> None:
@@ -43,7 +43,7 @@ def predict(
         top: how many classes to name for each image.
         json: one JSON object for each image and line, and nothing else on stdout.
         batch_size: how many images the model is shown at once.
-        device: "cpu", "cuda", "cuda:1"...; auto: a GPU if there is one.
+        machine: what the model runs on.
         heads: attention heads, for a checkpoint that does not tell.
         preprocessing: what the model was trained to see, for a checkpoint that does not tell: google, augreg, deit,
             torchvision or dino.
@@ -61,8 +61,10 @@ def predict(
     from vitreous.weights.known import labels_of
     from vitreous.weights.load import load
 
-    network = load(model, heads=heads, device=settled(device), preprocessing=preprocessing)
-    predictions = prediction.predict(network, paths, top=top, batch_size=batch_size)
+    told: list[str] = []
+    device, precision = machine.settled(told.append)
+    network = load(model, heads=heads, device=device, preprocessing=preprocessing)
+    predictions = prediction.predict(network, paths, top=top, batch_size=batch_size, precision=precision)
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name that this terminal cannot show must not end the program
@@ -70,7 +72,7 @@ def predict(
     out = Console(**plain)
     # On one terminal, one console writes everything, so that the bar stays below what is printed.
     notes = out if sys.stdout.isatty() and sys.stderr.isatty() else Console(stderr=True, **plain)
-    for note in network.report.notes if network.report else ():
+    for note in (*told, *(network.report.notes if network.report else ())):
         notes.print(printable(note), style="dim", soft_wrap=True)
     if model == MINI:
         known = network.labels or ()

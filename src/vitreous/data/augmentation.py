@@ -65,7 +65,7 @@ def crop_box(drawn: Sequence[float], height: int, width: int) -> tuple[float, fl
     Python's."""
     area, aspect, down, right = drawn
     aspect = min(max(aspect * height / width, area), 1 / area)
-    tall, wide = torch.tensor((area / aspect, area * aspect), dtype=torch.float64).sqrt().tolist()
+    tall, wide = torch.from_numpy(np.array((area / aspect, area * aspect))).sqrt_().tolist()
     tall, wide = float(np.float32(max(height * tall, 1.0))), float(np.float32(max(width * wide, 1.0)))
     top, left = INWARDS * down * (height - tall), INWARDS * right * (width - wide)
     return float(np.float32(top)), float(np.float32(left)), tall, wide

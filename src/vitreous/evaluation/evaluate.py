@@ -82,8 +82,8 @@ def evaluate(
     scores = Scores(classes, several, loading.device, sigmoid)
     watcher = None if real is None else RealScores(real, loading.device)
     started = time.perf_counter()
-    with loading.precisely():
-        score(model.eval(), loader, binary_losses if sigmoid else softmax_losses, scores, watcher, tick)
+    run = loading.running(model)
+    score(run, loader, binary_losses if sigmoid else softmax_losses, scores, watcher, tick)
     if unreadable and len(unreadable) == len(source):
         raise VitreousError(f"no image can be read: {next(iter(unreadable.values()))}")
     result = scores.result()

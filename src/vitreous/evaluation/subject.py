@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import torch
+from torch import Tensor
 
 from vitreous.data.loading import EvalLoader, Prepare, Survey
 from vitreous.data.opening import open_data
@@ -18,6 +18,7 @@ from vitreous.data.options import Reading
 from vitreous.data.sources import DataSet, Source, Subset
 from vitreous.data.splitting import split, usual_fraction
 from vitreous.errors import VitreousError
+from vitreous.fast.running import Precision, at_work
 from vitreous.models import zoo
 from vitreous.models.checks import pair
 from vitreous.models.resnet import BiT
@@ -29,7 +30,6 @@ from vitreous.weights.load import MAIN, load
 RANDOM = "random:"
 Tick = Callable[[int], None]  # so many images more are done
 Bar = Callable[[str, int], AbstractContextManager[Tick]]  # of what, and of how many images
-Precision = Literal["fp32", "bf16"]
 
 
 def no_bar(title: str, images: int) -> AbstractContextManager[Tick]:
@@ -163,8 +163,25 @@ class Loading:
             source, Survey({}), prepare, self.batch_size, self._workers(source), self.device, unreadable=unreadable
         )
 
+    def running(self, model: VisionTransformer | BiT) -> Callable[[Tensor], Tensor]:
+        """A model as it gives its answers here: the fastest way to its logits in this precision."""
+        if self.precision == "bf16" and self.device.type == "cpu":
+            return self._by_autocast(model.eval())
+        return at_work(model, self.precision)
+
+    def _by_autocast(self, model: VisionTransformer | BiT) -> Callable[[Tensor], Tensor]:
+        def call(images: Tensor) -> Tensor:
+            with self.precisely():
+                logits: Tensor = model(images)
+                return logits
+
+        return call
+
     @contextmanager
     def precisely(self) -> Iterator[None]:
+        """Where features are made. They come by the plain model, which has no fp8."""
+        if self.precision == "fp8":
+            raise VitreousError("precision = 'fp8': for a model's answers; its features come in fp32 or bf16")
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             yield
 

@@ -224,7 +224,7 @@ class Encoder(torch.autograd.Function):
         x, branch, kept = tokens.flatten(0, 1), Branch(), []
         for layer, w in enumerate(weights):
             x, branch, keep = block_forward(s, w, x, branch, factors[2 * layer : 2 * layer + 2])
-            if layer < len(weights) // 3:  # these wait longest for backward, which makes it again
+            if layer < len(weights) // 2:  # these wait longest for backward, which makes it again
                 keep.g = None
             kept.append(keep)
         last, y = s.norm(x, branch, *behind)

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from vitreous.data.decoding import decode
 from vitreous.errors import VitreousError
+from vitreous.fast.running import Precision, at_work
 from vitreous.models.base import Model
 from vitreous.preprocessing import Preprocessing
 from vitreous.weights.known import labels_of, preprocessing_of
 
+SEVERAL = 8  # images
 THREADS = min(8, (os.cpu_count() or 1) + 1)  # that decode while the model runs
 
 
@@ -35,7 +37,14 @@ class Prediction:
     error: str | None = None  # why there is no answer
 
 
-def predict(model: Model, images: Iterable[str | Path], *, top: int = 5, batch_size: int = 32) -> Iterator[Prediction]:
+def predict(
+    model: Model,
+    images: Iterable[str | Path],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+    precision: Precision = "fp32",
+) -> Iterator[Prediction]:
     """The `top` classes of each image file, in order and as they come. The model is put into evaluation mode.
 
     A few threads decode ahead of the model, never more than two batches. A file that cannot be decoded yields a
@@ -47,24 +56,17 @@ def predict(model: Model, images: Iterable[str | Path], *, top: int = 5, batch_s
     config: Any = model.config
     if config.num_classes == 0:
         raise VitreousError("the model has no head: it gives features, not classes to predict")
-    return _predictions(model, images, preprocessing_of(model), labels_of(model), top, batch_size)
+    answering = _Answering(model, preprocessing_of(model), labels_of(model), top, precision)
+    return _predictions(answering, images, batch_size)
 
 
-def _predictions(
-    model: Model,
-    images: Iterable[str | Path],
-    preprocessing: Preprocessing,
-    labels: tuple[str, ...] | None,
-    top: int,
-    batch_size: int,
-) -> Iterator[Prediction]:
+def _predictions(answering: "_Answering", images: Iterable[str | Path], batch_size: int) -> Iterator[Prediction]:
     def read(image: str | Path) -> Tensor | str:
         try:
-            return preprocessing.pixels(decode(image))
+            return answering.preprocessing.pixels(decode(image))
         except VitreousError as error:
             return str(error).removeprefix(f"{image}: ")
 
-    model.eval()
     remaining = iter(images)
     ahead: deque[tuple[str | Path, Future[Tensor | str]]] = deque()
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="decode")
@@ -73,31 +75,50 @@ def _predictions(
             ahead.extend((image, pool.submit(read, image)) for image in islice(remaining, 2 * batch_size - len(ahead)))
             if not ahead:
                 return
+            answering.expect(len(ahead))
             batch = [ahead.popleft() for _ in range(min(batch_size, len(ahead)))]
             read_ones = [(image, future.result()) for image, future in batch]
             pixels = [found for _, found in read_ones if isinstance(found, Tensor)]
-            answers = iter(_answer(model, preprocessing, pixels, labels, top) if pixels else ())
+            answers = iter(answering(pixels) if pixels else ())
             for image, found in read_ones:
                 yield Prediction(image, (), found) if isinstance(found, str) else _checked(image, next(answers))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-@torch.inference_mode()
-def _answer(
-    model: Model, preprocessing: Preprocessing, pixels: list[Tensor], labels: tuple[str, ...] | None, top: int
-) -> list[tuple[Answer, ...]]:
-    parameter = next(model.parameters())
-    batch = torch.stack(pixels).to(parameter.device, non_blocking=True)  # whole numbers travel light
-    logits = model(preprocessing.normalise(batch).to(parameter.dtype))
-    if logits.ndim != 2:
-        raise VitreousError("the model answers for every token, not for the image: pool='none' cannot predict")
-    probabilities = logits.float().sigmoid() if model.multi_label else logits.float().softmax(-1)
-    best = probabilities.topk(min(top, logits.shape[-1]))
-    return [
-        tuple(Answer(i, labels[i] if labels else None, p) for i, p in zip(indices, probabilities, strict=True))
-        for indices, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+class _Answering:
+    """A model asked for its `top` classes."""
+
+    def __init__(
+        self,
+        model: Model,
+        preprocessing: Preprocessing,
+        labels: tuple[str, ...] | None,
+        top: int,
+        precision: Precision,
+    ):
+        self.model, self.preprocessing, self.labels, self.top = model.eval(), preprocessing, labels, top
+        self.precision = precision
+        self.run: Callable[[Tensor], Tensor] | None = None if precision == "fp32" else at_work(model, precision)
+
+    def expect(self, images: int) -> None:
+        """So many are to come: with a few, getting the faster way ready takes longer than it saves."""
+        if self.run is None and images >= SEVERAL:
+            self.run = at_work(self.model)
+
+    @torch.inference_mode()
+    def __call__(self, pixels: list[Tensor]) -> list[tuple[Answer, ...]]:
+        parameter, labels = next(self.model.parameters()), self.labels
+        batch = torch.stack(pixels).to(parameter.device, non_blocking=True)  # whole numbers travel light
+        logits = (self.run or self.model)(self.preprocessing.normalise(batch).to(parameter.dtype))
+        if logits.ndim != 2:
+            raise VitreousError("the model answers for every token, not for the image: pool='none' cannot predict")
+        probabilities = logits.float().sigmoid() if self.model.multi_label else logits.float().softmax(-1)
+        best = probabilities.topk(min(self.top, logits.shape[-1]))
+        return [
+            tuple(Answer(i, labels[i] if labels else None, p) for i, p in zip(indices, probabilities, strict=True))
+            for indices, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
 
 
 def _checked(image: str | Path, answers: tuple[Answer, ...]) -> Prediction:

@@ -201,7 +201,7 @@ def no_worse(ours: Tensor, usual: Tensor, exact: Tensor) -> None:
     near(ours, exact, 2.5 * error(usual, exact) + HALF)
 
 
-def training(size: tuple[int, int] = (32, 32), **fields: Any) -> None:
+def training(size: tuple[int, int] = (32, 32), skips: bool = False, **fields: Any) -> None:
     model = small(**fields).train()
     assert why_not_trained(model) is None
     x, keys = torch.randn(5, 3, *size, device=DEVICE), torch.arange(5, device=DEVICE) + 7
@@ -214,7 +214,7 @@ def training(size: tuple[int, int] = (32, 32), **fields: Any) -> None:
 
     exact, exact_gradients = gradients(model, model, x)
     usual, usual_gradients = gradients(model, half, x)
-    ours, our_gradients = gradients(model, TrainingViT(model), x)
+    ours, our_gradients = gradients(model, TrainingViT(model, skips), x)
     no_worse(ours, usual, exact)
     assert our_gradients.keys() == exact_gradients.keys()
     for name, gradient in our_gradients.items():
@@ -231,6 +231,13 @@ def training_at_another_size() -> None:
 def training_with_stochastic_depth() -> None:
     training(stochastic_depth=0.4)
     training(stochastic_depth=0.4, pool="gap")
+
+
+@check
+def training_without_what_is_dropped() -> None:
+    """Branches that an image loses are not computed for it; also where all images lose one, and where none does."""
+    for depth, pool in ((0.4, "token"), (0.9, "gap"), (0.02, "gap")):
+        training(skips=True, stochastic_depth=depth, pool=pool)
 
 
 @check

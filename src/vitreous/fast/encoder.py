@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vitreous.fast.attention import Asking, attend, attend_with_sums, joined, products, split
 from vitreous.fast.attention_backward import attention_backward, fits
 from vitreous.fast.blas import linear, linear_gelu, product_gelu_backward
-from vitreous.fast.kernels import add_norm, assemble, gelu, merge, norm_backward, patches
+from vitreous.fast.kernels import Places, add_norm, assemble, gelu, merge, norm_backward, patches
 from vitreous.models.checks import check_images
 from vitreous.models.drop import Drop
 from vitreous.models.vit import Block, VisionTransformer
@@ -56,11 +56,14 @@ def parameters_of(block: Block) -> tuple[Tensor | None, ...]:
     return tuple(parameter for part in parts for parameter in (part.weight, part.bias))
 
 
+Factor = Tensor | Places | None  # of a branch: what each image's is multiplied by, (B,); or which images have it
+
+
 class Branch(NamedTuple):
     """What is still to be added to tokens, by the norm that reads them next: both are one pass."""
 
     z: Tensor | None = None
-    factor: Tensor | None = None  # of each image, (B,)
+    factor: Factor = None
 
 
 class Normed(NamedTuple):
@@ -78,6 +81,7 @@ class Attended:
 
     qkv: Tensor
     o: Tensor
+    batch: int
     lse: Tensor | None = None
     parts: tuple[Tensor, ...] = ()
     output: Tensor | None = None
@@ -85,22 +89,23 @@ class Attended:
     def backward(self, do: Tensor, s: "Shape") -> tuple[Tensor, Tensor]:
         """The gradient of qkv, and parts of its sum over rows."""
         if self.lse is not None:
-            return attention_backward(self.qkv, self.o, do, self.lse, s.batch, s.heads)
+            return attention_backward(self.qkv, self.o, do, self.lse, self.batch, s.heads)
         assert self.output is not None
-        (gradient,) = split(do, s.batch, s.heads, parts=1)
+        (gradient,) = split(do, self.batch, s.heads, parts=1)
         return merge(*torch.autograd.grad(self.output, self.parts, gradient))
 
 
 def attended(qkv: Tensor, s: "Shape") -> Attended:
     """With the backward that is fastest for this many tokens."""
-    parts = split(qkv, s.batch, s.heads)
+    batch = len(qkv) // s.tokens
+    parts = split(qkv, batch, s.heads)
     if qkv.is_cuda and fits(s.tokens, parts[0].shape[-1]) and (found := attend_with_sums(*parts)) is not None:
         o, lse = found
-        return Attended(qkv, joined(o), lse)
+        return Attended(qkv, joined(o), batch, lse)
     with torch.enable_grad():  # its own backward is called by ours
         leaves = tuple(part.detach().requires_grad_() for part in parts)
         output = attend(*leaves)
-    return Attended(qkv, joined(output.detach()), None, leaves, output)
+    return Attended(qkv, joined(output.detach()), batch, None, leaves, output)
 
 
 @dataclass
@@ -122,20 +127,29 @@ class Shape:
     tanh: bool
     eps: float
 
-    def norm(self, x: Tensor, branch: Branch, weight: Tensor, bias: Tensor) -> tuple[Normed, Tensor]:
-        """Add the branch; then LayerNorm."""
-        x, y, mean, rstd = add_norm(x, *branch, weight, bias, self.eps, self.tokens, statistics=True)
+    def norm(
+        self, x: Tensor, branch: Branch, weight: Tensor, bias: Tensor, factor: Factor = None
+    ) -> tuple[Normed, Tensor]:
+        """Add the branch; then LayerNorm, of the images that the next branch, with this factor, is for."""
+        x, y, mean, rstd = add_norm(
+            x, *branch, weight, bias, self.eps, self.tokens, statistics=True, places=places(factor)
+        )
         assert mean is not None
         assert rstd is not None
         return Normed(x, mean, rstd), y
 
     def norm_backward(
-        self, dy: Tensor, at: Normed, weight: Tensor, bias: Tensor, dx: Tensor, factor: Tensor | None
+        self, dy: Tensor, at: Normed, weight: Tensor, bias: Tensor, dx: Tensor, before: Factor, behind: Factor = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return norm_backward(dy, *at, weight, bias, dx, factor, self.tokens)
+        """`before`, `behind`: factors of the branch that made the norm's input, and of that which reads its output."""
+        return norm_backward(dy, *at, weight, bias, dx, before, self.tokens, places(behind))
 
 
-def residual(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor, factor: Tensor | None) -> tuple[Tensor, Branch]:
+def places(factor: Factor) -> Places | None:
+    return factor if isinstance(factor, Places) else None
+
+
+def residual(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor, factor: Factor) -> tuple[Tensor, Branch]:
     """x + (a weight' + bias) x factor: at the end of the product itself, or left to the norm that comes next."""
     if factor is None:
         return linear(a, weight, bias, add=x), Branch()
@@ -153,14 +167,14 @@ def hidden(y: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> tuple[Tensor,
 
 
 def block_forward(
-    s: Shape, w: Weights, x: Tensor, branch: Branch, factors: Sequence[Tensor | None]
+    s: Shape, w: Weights, x: Tensor, branch: Branch, factors: Sequence[Factor]
 ) -> tuple[Tensor, Branch, Kept]:
     """Tokens (B x T, D) and what is still to be added to them, before the block -> the same behind it, and what
     backward needs."""
-    first, y = s.norm(x, branch, w.norm1_weight, w.norm1_bias)
+    first, y = s.norm(x, branch, w.norm1_weight, w.norm1_bias, factors[0])
     attention = attended(F.linear(y, w.qkv_weight, w.qkv_bias), s)
     x, branch = residual(first.x, attention.o, w.proj_weight, w.proj_bias, factors[0])
-    second, y = s.norm(x, branch, w.norm2_weight, w.norm2_bias)
+    second, y = s.norm(x, branch, w.norm2_weight, w.norm2_bias, factors[1])
     h, g = hidden(y, w.fc1_weight, w.fc1_bias, s.tanh)
     x, branch = residual(second.x, g, w.fc2_weight, w.fc2_bias, factors[1])
     return x, branch, Kept(first, attention, second, h, g)
@@ -180,18 +194,19 @@ class Found(NamedTuple):
 
 
 def block_backward(
-    s: Shape, w: Weights, kept: Kept, dx: Tensor, dz: Tensor, factors: Sequence[Tensor | None]
+    s: Shape, w: Weights, kept: Kept, dx: Tensor, dz: Tensor, factors: Sequence[Factor]
 ) -> tuple[Tensor, Tensor, Found]:
     """From the gradients of tokens behind the block, and of the branch that was added to make them, to those before it.
 
-    `factors`: of the branch that made the block's input, and of its attention. What was read is let go of at once.
+    `factors`: of the branch that made the block's input, of its attention, of its MLP. What was read is let go of at
+    once.
     """
     dh, fc1_sums = product_gelu_backward(dz, w.fc2_weight, kept.h, s.tanh)
     g, kept.g = kept.g, None
     dfc2 = outer(dz, gelu(kept.h, s.tanh) if g is None else g)
     del g, kept.h
     dx, dz, y, second_sums = s.norm_backward(
-        dh @ w.fc1_weight, kept.second, w.norm2_weight, w.norm2_bias, dx, factors[1]
+        dh @ w.fc1_weight, kept.second, w.norm2_weight, w.norm2_bias, dx, *factors[1:]
     )
     dfc1 = outer(dh, y)
     del dh, y, kept.second
@@ -199,7 +214,7 @@ def block_backward(
     dqkv, qkv_sums = kept.attention.backward(dz @ w.proj_weight, s)
     del kept.attention, dz
     dx, dz, y, first_sums = s.norm_backward(
-        dqkv @ w.qkv_weight, kept.first, w.norm1_weight, w.norm1_bias, dx, factors[0]
+        dqkv @ w.qkv_weight, kept.first, w.norm1_weight, w.norm1_bias, dx, *factors[:2]
     )
     return dx, dz, Found(outer(dqkv, y), dproj, dfc1, dfc2, qkv_sums, fc1_sums, first_sums, second_sums)
 
@@ -212,13 +227,13 @@ def outer(d: Tensor, x: Tensor) -> Tensor:
 class Encoder(torch.autograd.Function):
     """Blocks and the LayerNorm behind them: gives the tokens before and after that norm, in bf16.
 
-    `factors`: for each block, what its two branches are multiplied by, (B,) or None. `parameters`: weight and bias of
-    the norm behind, then those of each block in the order of `Weights`.
+    `factors`: for each block, those of its two branches. `parameters`: weight and bias of the norm behind, then those
+    of each block in the order of `Weights`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, tokens: Tensor, s: Shape, factors: Sequence[Tensor | None], *parameters: Tensor
+        ctx: Any, tokens: Tensor, s: Shape, factors: Sequence[Factor], *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         behind, weights = parameters[:2], halved(parameters[2:])
         x, branch, kept = tokens.flatten(0, 1), Branch(), []
@@ -243,7 +258,7 @@ class Encoder(torch.autograd.Function):
         found: list[Found] = []
         for layer in reversed(range(len(ctx.weights))):
             keep = ctx.kept.pop()
-            dx, dz, some = block_backward(s, ctx.weights[layer], keep, dx, dz, before[2 * layer : 2 * layer + 2])
+            dx, dz, some = block_backward(s, ctx.weights[layer], keep, dx, dz, before[2 * layer : 2 * layer + 3])
             found.insert(0, some)
         behind, gradients = _added_up(found, last_sums, [w.qkv_bias is not None for w in ctx.weights])
         return dx.unflatten(0, (s.batch, -1)), None, None, *behind, *gradients
@@ -251,15 +266,21 @@ class Encoder(torch.autograd.Function):
 
 def _added_up(found: list[Found], last: Tensor, biased: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
     """The gradients of the norm behind, and of all blocks in the order of `Weights`."""
-    norms = torch.stack([sums for one in found for sums in (one.first_sums, one.second_sums)] + [last]).sum(1)
-    qkvs = torch.stack([one.qkv_sums for one in found]).sum(1)
-    fc1s = torch.stack([one.fc1_sums for one in found]).sum(1)
+    norms = _totals([sums for one in found for sums in (one.first_sums, one.second_sums)] + [last])
+    qkvs, fc1s = _totals([one.qkv_sums for one in found]), _totals([one.fc1_sums for one in found])
     gradients: list[Tensor | None] = []
     for layer, one in enumerate(found):
         first, second, third = norms[2 * layer : 2 * layer + 3]
         gradients += [first[0], first[1], one.qkv, qkvs[layer] if biased[layer] else None, one.proj, second[2]]
         gradients += [second[0], second[1], one.fc1, fc1s[layer], one.fc2, third[2]]
     return norms[-1, :2], gradients
+
+
+def _totals(sums: list[Tensor]) -> Tensor:
+    """Each of (parts, ...), summed: in one go where they have as many parts."""
+    if all(one.shape == sums[0].shape for one in sums):
+        return torch.stack(sums).sum(1)
+    return torch.stack([one.sum(0) for one in sums])
 
 
 def halved(parameters: Sequence[Tensor]) -> list[Weights]:
@@ -301,8 +322,10 @@ class Embed(torch.autograd.Function):
 class TrainingViT:
     """A ViT's forward for training: the model's own parameters, and gradients to them."""
 
-    def __init__(self, model: VisionTransformer):
-        self.model = model
+    def __init__(self, model: VisionTransformer, skips: bool = False):
+        """`skips`: a branch that stochastic depth takes from an image is not computed for it. For that the host has to
+        know which they are, and waits for them once a pass."""
+        self.model, self.skips = model, skips
         blocks: list[Any] = list(model.blocks)
         self.alone = blocks.pop() if model.config.pool == "token" else None  # the block that asks for one token alone
         self.blocks: list[Block] = blocks
@@ -313,7 +336,8 @@ class TrainingViT:
             x = self.embed(images)
             behind = model.norm if self.alone is None else self.alone.norm1
             shape = Shape(x.shape[0], x.shape[1], c.heads, c.gelu == "tanh", c.norm_eps)
-            factors = [factor_of(d, x) for block in self.blocks for d in (block.drop1, block.drop2)]
+            drawn = [factor_of(d, x) for block in self.blocks for d in (block.drop1, block.drop2)]
+            factors = located(drawn) if self.skips else drawn
             parameters = [p for block in self.blocks for p in parameters_of(block)]
             x, y = Encoder.apply(x, shape, factors, behind.weight, behind.bias, *parameters)  # type: ignore
             if self.alone is not None:
@@ -362,6 +386,25 @@ def factor_of(drop: Drop, x: Tensor) -> Tensor | None:
     if not drop.depth:
         return None
     return (torch.rand(len(x), device=x.device) >= drop.depth) / (1 - drop.depth)
+
+
+def located(factors: Sequence[Tensor | None]) -> list[Factor]:
+    """The same as which images have each branch."""
+    drawn = [factor for factor in factors if factor is not None]
+    if not drawn:
+        return list(factors)
+    host = torch.stack(drawn).cpu()  # the one time the host waits
+    kept = host > 0
+    lost = ~kept.any(1)
+    kept[lost, 0] = True  # somebody has to have it: times nothing
+    scales = host.amax(1).tolist()
+    counts, whole = kept.sum(1).tolist(), (host == 1).all(1).tolist()
+    places = torch.where(kept, kept.cumsum(1) - 1, -1).to(torch.int32).to(drawn[0].device, non_blocking=True)
+    found = iter(
+        None if all_of_it else Places(place, count, scale)
+        for all_of_it, place, count, scale in zip(whole, places.unbind(), counts, scales, strict=True)
+    )
+    return [None if factor is None else next(found) for factor in factors]
 
 
 def why_not(model: nn.Module) -> str | None:

@@ -6,7 +6,7 @@ multiplied by a factor. Rows are tokens, M = B x T of them, one after the other.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,12 +18,27 @@ LARGEST: tl.constexpr = tl.constexpr(448.0)  # number of that format
 STRIPS = 8  # programs for each multiprocessor, where sums over rows stay in registers from row to row
 
 
+class Places(NamedTuple):
+    """Which images of a batch a branch is computed for: the others lose it, and their rows are not there."""
+
+    place: Tensor  # of each image among those, (B,) int32; -1: it is not one of them
+    images: int  # how many those are, at least 1
+    scale: float  # what the branch is multiplied by
+
+
 @triton.jit
 def _tile(first, rows, width: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Rows, columns, offsets and what of them exists, of a tile of whole rows."""
     row = first + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     return row, col, row.to(tl.int64) * width + col, (row < rows) & (col < width)
+
+
+@triton.jit
+def _packed(places, row, col, rows, per_image, width: tl.constexpr):
+    """Where a row is among those of the images that have a place, and whether it is."""
+    place = tl.load(places + row // per_image, mask=row < rows, other=-1)
+    return (place.to(tl.int64) * per_image + row % per_image) * width + col, place >= 0
 
 
 def _whole_rows(width: int, numbers: int) -> dict[str, Any]:
@@ -43,14 +58,18 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def _add_norm_kernel(
-    x, branch, kept, weight, bias, out, y, mean, rstd, rows, per_image, eps, factor,
-    width: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    ADDS: tl.constexpr, KEPT: tl.constexpr, STATISTICS: tl.constexpr, FP8: tl.constexpr,
+    x, branch, kept, places, weight, bias, out, y, mean, rstd, rows, per_image, eps, scale, factor,
+    width: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADDS: tl.constexpr, KEPT: tl.constexpr,
+    PACKED: tl.constexpr, PACKS: tl.constexpr, STATISTICS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     row, col, at, inside = _tile(tl.program_id(0) * ROWS, rows, width, ROWS, BLOCK)
     v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
-        more = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
+        if PACKED:
+            there, has = _packed(kept, row, col, rows, per_image, width)
+            more = tl.load(branch + there, mask=inside & has, other=0.0).to(tl.float32) * scale
+        else:
+            more = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
         if KEPT:
             more *= tl.load(kept + row // per_image, mask=row < rows, other=0.0)
         whole = (v + more).to(out.dtype.element_ty)
@@ -64,7 +83,11 @@ def _add_norm_kernel(
     normed = centred * spread * w + b
     if FP8:
         normed = tl.clamp(normed * factor, -LARGEST, LARGEST)
-    tl.store(y + at, normed.to(y.dtype.element_ty), mask=inside)
+    if PACKS:
+        there, has = _packed(places, row, col, rows, per_image, width)
+        tl.store(y + there, normed.to(y.dtype.element_ty), mask=inside & has)
+    else:
+        tl.store(y + at, normed.to(y.dtype.element_ty), mask=inside)
     if STATISTICS:
         tl.store(mean + row, average, mask=row < rows)
         tl.store(rstd + row, spread, mask=row < rows)
@@ -73,32 +96,40 @@ def _add_norm_kernel(
 def add_norm(
     x: Tensor,
     branch: Tensor | None,
-    kept: Tensor | None,
+    kept: Tensor | Places | None,
     weight: Tensor,
     bias: Tensor,
     eps: float,
     per_image: int = 1,
     factor: float | None = None,
     statistics: bool = False,
+    places: Places | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """x + branch x kept (of its image), its LayerNorm, and the norm's means and 1 / deviations. `factor`: the norm
-    comes in fp8, multiplied by it."""
+    """x + branch x kept (of its image), its LayerNorm, and the norm's means and 1 / deviations.
+
+    With Places for `kept` the branch has the rows of those images alone; with `places` the norm's output has. `factor`:
+    that comes in fp8, multiplied by it.
+    """
     rows, width = x.shape
     out = x if branch is None else torch.empty_like(x)
-    y = torch.empty_like(x, dtype=x.dtype if factor is None else FP8)
+    count = rows if places is None else places.images * per_image
+    y = x.new_empty(count, width, dtype=x.dtype if factor is None else FP8)
     mean, rstd = x.new_empty(2, rows, dtype=torch.float32).unbind() if statistics else (None, None)
     tile = _whole_rows(width, 2048)
     _add_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
-        x, branch, kept, weight, bias, out, y, mean, rstd, rows, per_image, eps, factor or 1.0,
-        ADDS=branch is not None, KEPT=kept is not None, STATISTICS=statistics, FP8=factor is not None, **tile,
+        x, branch, _pointer(kept), _pointer(places), weight, bias, out, y, mean, rstd, rows, per_image, eps,
+        _scale(kept), factor or 1.0, ADDS=branch is not None, KEPT=isinstance(kept, Tensor),
+        PACKED=isinstance(kept, Places), PACKS=places is not None, STATISTICS=statistics, FP8=factor is not None,
+        **tile,
     )  # fmt: skip
     return out, y, mean, rstd
 
 
 @triton.jit
 def _norm_backward_kernel(
-    dy, x, mean, rstd, weight, bias, residual, kept, dx, dz, y, sums, rows, per_image,
-    width: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
+    dy, x, mean, rstd, weight, bias, residual, kept, places, dx, dz, y, sums, rows, per_image, scale,
+    width: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    KEPT: tl.constexpr, PACKED: tl.constexpr, PACKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     cols = tl.arange(0, BLOCK)[None, :]
     w = tl.load(weight + cols, mask=cols < width, other=0.0).to(tl.float32)
@@ -107,13 +138,17 @@ def _norm_backward_kernel(
     bias_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     branch_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        row, _, at, inside = _tile(first, rows, width, ROWS, BLOCK)
-        g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        row, col, at, inside = _tile(first, rows, width, ROWS, BLOCK)
+        behind, seen = at, inside
+        if PACKS:
+            behind, has = _packed(places, row, col, rows, per_image, width)
+            seen = inside & has
+        g = tl.load(dy + behind, mask=seen, other=0.0).to(tl.float32)
         v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         passed = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
         spread = tl.load(rstd + row, mask=row < rows, other=0.0)
         normed = tl.where(inside, (v - tl.load(mean + row, mask=row < rows, other=0.0)) * spread, 0.0)
-        tl.store(y + at, (normed * w + b).to(y.dtype.element_ty), mask=inside)
+        tl.store(y + behind, (normed * w + b).to(y.dtype.element_ty), mask=seen)
         weight_sum += g * normed
         bias_sum += g
         g *= w
@@ -125,6 +160,10 @@ def _norm_backward_kernel(
         if KEPT:
             of_branch *= tl.load(kept + row // per_image, mask=row < rows, other=0.0)
             tl.store(dz + at, of_branch.to(dz.dtype.element_ty), mask=inside)
+        if PACKED:
+            before, has = _packed(kept, row, col, rows, per_image, width)
+            of_branch = tl.where(has, of_branch * scale, 0.0)
+            tl.store(dz + before, of_branch.to(dz.dtype.element_ty), mask=inside & has)
         branch_sum += of_branch
     flat = tl.arange(0, BLOCK)
     out = sums + tl.program_id(0) * 3 * width + flat
@@ -141,27 +180,38 @@ def norm_backward(
     weight: Tensor,
     bias: Tensor,
     residual: Tensor,
-    kept: Tensor | None = None,
+    kept: Tensor | Places | None = None,
     per_image: int = 1,
+    places: Places | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Through a LayerNorm of x and the residual beside it.
 
-    Gives the gradient of x; that of the branch which was added to make x, where `kept` says how much of each image; the
-    norm's output again; and parts of sums over rows, (parts, 3, D): of the gradients of weight, of bias, and of the
-    branch.
+    Gives the gradient of x; that of the branch which was added to make x, where `kept` says how much of each image, or
+    which images; the norm's output again; and parts of sums over rows, (parts, 3, D): of the gradients of weight, of
+    bias, and of the branch. `places`: dy, and that output, have the rows of those images alone.
     """
     rows, width = x.shape
-    dx, y = torch.empty_like(x), torch.empty_like(x)
-    dz = dx if kept is None else torch.empty_like(x)
+    dx, y, dz = torch.empty_like(x), torch.empty_like(dy), None
+    if kept is not None:
+        dz = x.new_empty(kept.images * per_image if isinstance(kept, Places) else rows, width)
     tile = _whole_rows(width, 1024)
     tile["num_warps"] = max(4, tile["num_warps"])
     programs = min(triton.cdiv(rows, tile["ROWS"]), _processors(x.device) * STRIPS)
     sums = x.new_empty(programs, 3, width, dtype=torch.float32)
     _norm_backward_kernel[(programs,)](
-        dy, x, mean, rstd, weight, bias, residual, kept, dx, dz, y, sums, rows, per_image,
-        KEPT=kept is not None, STAGES=3, **tile,
+        dy, x, mean, rstd, weight, bias, residual, _pointer(kept), _pointer(places), dx, dz, y, sums, rows,
+        per_image, _scale(kept), KEPT=isinstance(kept, Tensor), PACKED=isinstance(kept, Places),
+        PACKS=places is not None, STAGES=3, **tile,
     )  # fmt: skip
-    return dx, dz, y, sums
+    return dx, dx if dz is None else dz, y, sums
+
+
+def _pointer(kept: Tensor | Places | None) -> Tensor | None:
+    return kept.place if isinstance(kept, Places) else kept
+
+
+def _scale(kept: Tensor | Places | None) -> float:
+    return kept.scale if isinstance(kept, Places) else 1.0
 
 
 # ---------------------------------------------------------------- GELU

@@ -17,6 +17,8 @@ from vitreous.data.mixing import mix
 from vitreous.data.options import Augmentation
 from vitreous.errors import VitreousError
 from vitreous.fast.running import no_kernels
+from vitreous.models.checks import pair
+from vitreous.models.cost import cost
 from vitreous.models.drop import key_drops
 from vitreous.models.vit import VisionTransformer
 from vitreous.training.ema import Ema
@@ -26,6 +28,7 @@ from vitreous.training.optimisers import Optimisers, clip_
 from vitreous.training.world import World
 
 VERSIONS = 64  # of one compiled function: models and image sizes that one process may train
+SKIPPED, LONG = 0.1, 5e12  # stochastic depth, and FLOPs of a pass, from which dropped branches are left out
 SMALL = 2**22  # pixels of a pass, of all channels: with fewer, fusing augmentation saves less than compiling it takes
 
 
@@ -97,12 +100,23 @@ class Engine:
         if self.path == FUSED:
             from vitreous.fast.encoder import TrainingViT
 
-            self.forward = self._guarded(TrainingViT(cast(VisionTransformer, self.model)), self.plain, "the model")
+            skips = self._skips()
+            fused = TrainingViT(cast(VisionTransformer, self.model), skips)
+            self.forward = self._guarded(fused, self.plain, "the model")
+            if skips:  # no two passes are of the same sizes
+                self.path, self.records = f"{FUSED}, dropped branches skipped", False
         else:
             self.plain = eagerly(self.model)
             self.forward = self._guarded(compiled_by_parts(self.model), self.plain, "the model")
         if not (self.records and self.pixels < SMALL):  # what is recorded is launched as one, fused or not
             self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare, "augmentation")
+
+    def _skips(self) -> bool:
+        """Whether it pays to leave out what stochastic depth drops: where enough is dropped, and a pass is long enough
+        that nobody notices the host waiting for it."""
+        config = cast(VisionTransformer, self.model).config
+        flops = 3 * self.micro_batch * cost(config, self.size or pair(config.image_size)).flops.total
+        return config.stochastic_depth >= SKIPPED and flops >= LONG
 
     def show(self, size: tuple[int, int] | None) -> None:
         """From now on the model is trained on images of this size; None: its own."""

@@ -49,7 +49,7 @@ class Preparation:
         images = augment(self.cut(rows, keys, size), keys, self.options)
         if self.options.mixup or self.options.cutmix:
             images, labels = mix(images, self.loss.prepared(labels), keys, self.options)
-        return images.div(255).sub(self.mean).div(self.std), labels
+        return images.div(255).sub_(self.mean).div_(self.std), labels
 
 
 @dataclass(frozen=True)

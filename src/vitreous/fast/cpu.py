@@ -160,7 +160,7 @@ class AllTokens:
 class OneToken:
     """The same of each image's first token alone: (B x T, D) -> (B, D).
 
-    Then the others need no keys and values. A query meets a key in q . (K x) = (K' q) . x, so each head's query is taken
+    Then the others need no keys and values. A query meets a key in q . (K x) = (K' q) . x, so each head's query goes
     to the tokens instead, and what it gathers there becomes a value once: sum a (V x + b) = V (sum a x) + b, since the
     weights a sum to one. The keys' bias adds the same to all of a query's logits, and nothing to their softmax.
     """

@@ -200,11 +200,12 @@ class Head(nn.Module):
 class FastViT:
     """Logits in fp32: of normalised images (B, C, H, W), or of 8-bit pixels as they were decoded."""
 
-    def __init__(self, model: VisionTransformer, precision: str):
+    def __init__(self, model: VisionTransformer, precision: str, first: int | None = None):
+        """`first`: the first block in fp8; None: as `in_bf16` says."""
         c = model.config
         self.embed, self.head = Embedding(model), Head(model)
         blocks = [cast(Block, block) for block in model.blocks]
-        first = in_bf16(c) if precision == "fp8" else c.depth
+        first = c.depth if precision != "fp8" else in_bf16(c) if first is None else first
         self.blocks = [FastBlock(block) if i < first else EighthBlock(block) for i, block in enumerate(blocks)]
         if c.pool == "token":
             self.blocks[-1] = LastBlock(blocks[-1])

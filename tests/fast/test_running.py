@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vitreous
-from helpers import images, relative_error, tiny_vit
+from helpers import draw, images, relative_error, tiny_vit
 from vitreous import VitreousError
 from vitreous.fast import accelerate
 from vitreous.fast.attention import Asking
@@ -36,7 +36,7 @@ def test_what_has_no_faster_way_is_run_as_it_is_and_says_so(fields: dict[str, An
 
 
 def test_a_bit_is_run_too() -> None:
-    model = vitreous.create("BiT-R50x1", num_classes=5, blocks=(1, 1), width_factor=0.5).eval()
+    model = draw(vitreous.create("BiT-R50x1", num_classes=5, blocks=(1, 1), width_factor=0.5))
     x = images(1, 3, 64, 64)
     assert relative_error(accelerate(model)(x), model(x).detach()) < 1e-5
 

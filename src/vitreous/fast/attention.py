@@ -82,7 +82,8 @@ class Asking(NamedTuple):
         q = q if self.q_bias is None else q + self.q_bias
         asked = ((q * q.shape[-1] ** -0.5) @ self.k).transpose(0, 1)  # (B, heads, D)
         asked = F.pad(asked, (0, 0, 0, -len(self.q) % 8))  # products of odd sizes are slow
-        p = (y @ asked.transpose(1, 2)).softmax(1, dtype=torch.float32).to(y.dtype)  # (B, T, heads)
+        logits = y @ asked.transpose(1, 2)  # (B, T, heads)
+        p = logits.softmax(1, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
         mean = (p.transpose(1, 2) @ y)[:, : len(self.q)]
         o = mean.transpose(0, 1) @ self.v.transpose(1, 2)  # (heads, B, d)
         o = o if self.v_bias is None else o + self.v_bias

@@ -1,0 +1,105 @@
+"""Inference on a CPU with packed weights, against the plain model."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import images, relative_error, tiny_vit
+from vitreous import VitreousError
+from vitreous.fast import cpu
+from vitreous.fast.cpu import CpuViT, supports
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "class token": {},
+    "registers, erf": {"registers": 2, "gelu": "erf"},
+    "no qkv bias": {"qkv_bias": False},
+    "mean of patches": {"pool": "gap"},
+    "mean of patches, norm behind": {"pool": "gap", "final_norm": "after-pool"},
+    "attention pooling": {"pool": "map"},
+    "all tokens": {"pool": "none", "num_classes": 0},
+    "SwiGLU": {"mlp": "swiglu"},
+    "LayerScale": {"layer_scale": 0.3},
+    "pre-training head": {"representation_size": 24},
+    "2-d positions": {"position": "learned-2d"},
+    "sincos": {"position": "sincos-2d", "pool": "gap"},
+    "no positions": {"position": "none"},
+    "positions at every layer": {"position_at": "every-layer"},
+    "shared positions at every layer": {"position_at": "every-layer-shared"},
+    "what does not fill a patch is left out": {"remainder": "crop"},
+    "one block": {"depth": 1},
+    "grey": {"channels": 1},
+    "no head": {"num_classes": 0},
+}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS)
+def test_it_gives_the_plain_models_numbers(fields: dict[str, Any], batch: int) -> None:
+    model = tiny_vit(**fields)
+    run = CpuViT(model)
+    for size in ((32, 32), (24, 48), (16, 16)):
+        x = images(batch, model.config.channels, *size)
+        with torch.no_grad():
+            assert relative_error(run(x), model(x)) < 1e-5
+
+
+def test_an_image_that_is_not_made_of_patches() -> None:
+    with pytest.raises(VitreousError, match="whole patches"):
+        CpuViT(tiny_vit())(images(1, 3, 30, 32))
+    model = tiny_vit(remainder="crop")
+    x = images(2, 3, 30, 35)
+    assert relative_error(CpuViT(model)(x), model(x).detach()) < 1e-5
+
+
+def test_many_images_go_through_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "GROUP_BYTES", 20_000)
+    model = tiny_vit()
+    x = images(11, 3, 32, 32)
+    assert relative_error(CpuViT(model)(x), model(x).detach()) < 1e-5
+
+
+def test_without_the_packing_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "packs", lambda: False)
+    for fields in ({}, {"mlp": "swiglu"}, {"gelu": "erf", "pool": "gap"}):
+        model = tiny_vit(**fields)
+        x = images(2, 3, 32, 32)
+        assert relative_error(CpuViT(model)(x), model(x).detach()) < 1e-5
+
+
+def test_later_changes_of_the_model_do_not_show() -> None:
+    model = tiny_vit()
+    x = images(2, 3, 24, 48)
+    run = CpuViT(model)
+    before = model(x).detach()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)
+    assert relative_error(run(x), before) < 1e-5
+
+
+def test_what_it_gives_is_a_tensor_like_any_other() -> None:
+    run = CpuViT(tiny_vit())
+    first = run(images(2, 3, 32, 32))
+    kept = first.clone()
+    run(images(2, 3, 32, 32, seed=5))
+    assert torch.equal(first, kept)
+    assert not first.is_inference()
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [({"position": "relative"}, "relative"), ({"qk_norm": True}, "normed")],
+    ids=["relative", "norm"],
+)
+def test_what_it_cannot_do_it_says(fields: dict[str, Any], word: str) -> None:
+    model = tiny_vit(**fields)
+    assert word in str(supports(model.config))
+    with pytest.raises(VitreousError, match=word):
+        CpuViT(model)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(1, 3, 32, 32).double(), torch.zeros(1, 4, 32, 32), torch.zeros(3, 32, 32)])
+def test_images_that_are_none(x: torch.Tensor) -> None:
+    with pytest.raises(VitreousError, match="images"):
+        CpuViT(tiny_vit())(x)

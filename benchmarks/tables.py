@@ -118,18 +118,20 @@ def growth(found: dict[str, Any]) -> str:
     return markdown(heads, rows)
 
 
-def listed(found: dict[str, Any]) -> str:
-    """Results of any other benchmark: a line for each of its rows, a column for each key of them."""
-    rows = found.get("rows") or []
-    heads = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list | dict)))
-    lines = [[_cell(row.get(head)) for head in heads] for row in rows]
-    return markdown([head.replace("_", " ") for head in heads], lines)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "" if value is None else str(value)
-    return number(value) if isinstance(value, float) else f"{value:,}"
+def on_cpu(found: dict[str, Any]) -> str:
+    """Images a second: a line for each candidate, a column for each model and batch; then ours to the best of them."""
+    rows = found["rows"]
+    cells = list(dict.fromkeys((row["model"], row["batch"]) for row in rows))
+    names = list(dict.fromkeys(row["who"] for row in rows))
+    rates = {(row["who"], row["model"], row["batch"]): number(row["images_per_second"]) for row in rows}
+    lines = [[f"**{NAMES.get(who, who)}**" if who == "ours" else who] for who in names]
+    for line, who in zip(lines, names, strict=True):
+        line += [rates[who, *cell] for cell in cells]
+    ratios = {(row["model"], row["batch"]): row["ratio"] for row in rows if row["who"] == "ours"}
+    lines.append(["ours to the best of them", *(f"{ratios[cell]:.2f} ×" for cell in cells)])
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    heads = ["images/s, fp32", *(f"{model}, batch {batch}" for model, batch in cells)]
+    return f"{markdown(heads, lines)}\n\n{found['hardware']}, {found['date']}; {versions}."
 
 
 def number(value: float) -> str:
@@ -144,5 +146,5 @@ TABLES = {
     "aims": ("peers-cuda.json", reached),
     "growth": ("growth-cuda.json", growth),
     "speed-cpu": ("peers-cpu.json", speed),
-    "cpu": ("cpu.json", listed),
+    "cpu": ("cpu.json", on_cpu),
 }

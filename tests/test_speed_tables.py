@@ -111,8 +111,11 @@ def test_tables(load: Any, found: dict[str, Any]) -> None:
     assert "| Vitreous, training (compiled) | 12.0 |" in tables.startup(found)
     assert "800 in bf16" in tables.floors(found)
     assert "| no |" in tables.reached(found)
-    anything = {"rows": [{"what": "flips", "images_per_second": 1234.5, "count": 3}, {"what": "crops", "ms": 1.25}]}
-    assert tables.listed(anything).splitlines()[2:] == ["| flips | 1,234 | 3 |  |", "| crops |  |  | 1.25 |"]
+    rates = (("ours", 1, 50.0), ("timm eager", 1, 40.0), ("ours", 8, 1234.5), ("timm eager", 8, 1000.0))
+    rows = [{"model": "B/16", "batch": b, "who": who, "images_per_second": r, "ratio": 1.2} for who, b, r in rates]
+    lines = tables.on_cpu({**found, "rows": rows}).splitlines()
+    assert lines[2:5] == ["| **Vitreous** | 50.0 | 1,234 |", "| timm eager | 40.0 | 1,000 |", lines[4]]
+    assert lines[4] == "| ours to the best of them | 1.20 × | 1.20 × |"
 
 
 def test_they_go_between_markers(load: Any, found: dict[str, Any], monkeypatch: Any, tmp_path: Path) -> None:

@@ -70,13 +70,14 @@ def latency(axis: Any, found: dict[str, Any], model: str) -> None:
 
 def memory(axis: Any, found: dict[str, Any], models: Sequence[str]) -> None:
     """Of training, each implementation's least."""
-    width = 0.8 / len(NAMES)
-    for place, (who, name) in enumerate(NAMES.items()):
+    there = {who: name for who, name in NAMES.items() if any(row["who"] == who for row in found["rows"])}
+    width = 0.8 / len(there)
+    for place, (who, name) in enumerate(there.items()):
         heights = []
         for model in models:
             rows = [r for r in found["rows"] if (r["who"], r["model"], r["task"]) == (who, model, "train")]
             heights.append(min((row["peak_gib"] for row in rows), default=0.0))
-        at = [x + width * (place - (len(NAMES) - 1) / 2) for x in range(len(models))]
+        at = [x + width * (place - (len(there) - 1) / 2) for x in range(len(models))]
         drawn = axis.bar(at, heights, width=0.9 * width, color=COLOURS[who], label=name)
         axis.bar_label(drawn, [f"{height:.1f}" if height else "" for height in heights], fontsize=7, padding=2)
     axis.set_xticks(range(len(models)), models)

@@ -1,5 +1,6 @@
 """Training where it is meant to run: compiled, in bf16, on a GPU."""
 
+import gc
 import json
 import os
 import signal
@@ -62,8 +63,10 @@ def test_out_of_memory_halves_the_passes(folder: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     plenty, tight = tmp_path / "plenty", tmp_path / "tight"
     train(folder, config(plenty, **options), quiet=True)
+    gc.collect()  # what other tests have left
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(2e9 / torch.cuda.get_device_properties(0).total_memory)
+    limit = torch.cuda.memory_reserved() + 2e9
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     try:
         train(folder, config(tight, **options, micro_batch=256), quiet=True)
     finally:

@@ -1,4 +1,4 @@
-"""Attention by the fastest kernel there is, and the views it takes."""
+"""Attention by the fastest kernel there is, and the views it takes; and attention of one token alone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +47,29 @@ def attend_with_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] |
     return o, lse.flatten(2).contiguous()
 
 
+class Gathered(torch.autograd.Function):
+    """The mean of tokens (B, T, D) by what they answer to questions (B, N, D), for each of those: (B, N, D).
+
+    Autograd would get the two gradients of the tokens by two products and add them; they are one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, asked: Tensor) -> Tensor:
+        logits = y @ asked.transpose(1, 2)
+        p = logits.softmax(1, dtype=torch.promote_types(y.dtype, torch.float32))
+        ctx.save_for_backward(y, asked, p)
+        return p.to(y.dtype).transpose(1, 2) @ y
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor]:
+        y, asked, p = ctx.saved_tensors
+        (dmean,) = outputs
+        dp = (y @ dmean.transpose(1, 2)).to(p.dtype)
+        dlogits = (p * (dp - (p * dp).sum(1, keepdim=True))).to(y.dtype)
+        dy = torch.cat([dlogits, p.to(y.dtype)], 2) @ torch.cat([asked, dmean], 1)
+        return dy, dlogits.transpose(1, 2) @ y
+
+
 class Asking(NamedTuple):
     """What one token asks all the others with: (heads, d, D) each, and the biases (heads, 1, d)."""
 
@@ -68,8 +91,8 @@ class Asking(NamedTuple):
         q, k, v = (weight.detach() for weight in self[:3])
         return Asking(q, k, v, *(bias if bias is None else bias.detach() for bias in self[3:]))
 
-    def __call__(self, y: Tensor) -> Tensor:
-        """Attention's output for the first of the tokens (B, T, D) alone, (B, D).
+    def __call__(self, first: Tensor, y: Tensor) -> Tensor:
+        """Attention's output for the first (B, D) of the tokens y (B, T, D) alone, (B, D).
 
         Keys and values are not made, for with one query q for each head
 
@@ -78,13 +101,11 @@ class Asking(NamedTuple):
 
         so that the query goes through Wk and the mean of the tokens through Wv, once for each image.
         """
-        q = y[:, 0] @ self.q.transpose(1, 2)  # (heads, B, d)
+        q = first @ self.q.transpose(1, 2)  # (heads, B, d)
         q = q if self.q_bias is None else q + self.q_bias
         asked = ((q * q.shape[-1] ** -0.5) @ self.k).transpose(0, 1)  # (B, heads, D)
         asked = F.pad(asked, (0, 0, 0, -len(self.q) % 8))  # products of odd sizes are slow
-        logits = y @ asked.transpose(1, 2)  # (B, T, heads)
-        p = logits.softmax(1, dtype=torch.promote_types(y.dtype, torch.float32)).to(y.dtype)
-        mean = (p.transpose(1, 2) @ y)[:, : len(self.q)]
+        mean: Tensor = Gathered.apply(y, asked)[:, : len(self.q)]  # type: ignore[no-untyped-call]
         o = mean.transpose(0, 1) @ self.v.transpose(1, 2)  # (heads, B, d)
         o = o if self.v_bias is None else o + self.v_bias
         return o.transpose(0, 1).flatten(1)

@@ -14,6 +14,8 @@ from torch import Tensor
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 PAD: tl.constexpr = tl.constexpr(64)  # row terms of a head take a multiple of so many places, so that they stay aligned
 BLOCK, STEP, REST = 64, 32, 16  # tokens of a program, of a step of its loop, and of the small step at the end
+TAIL = 64  # tokens of a step where a program has only the last few
+REGISTERS = 128  # for each thread, where heads are narrow enough: four programs then share a multiprocessor
 LONGEST = 256  # tokens: from there on others are as fast
 HEADS = (32, 64, 128)  # their widths
 
@@ -136,7 +138,7 @@ def _dkv_block(
 @triton.jit
 def _dq_kernel(
     qkv, do, o, lse, dqkv, terms, sums, tokens, heads, scale,
-    head: tl.constexpr, M: tl.constexpr, N: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
+    head: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TAIL: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     block, which, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     width, column, start = heads * head, which * head, block * M
@@ -145,7 +147,7 @@ def _dq_kernel(
     sums += (image * tl.num_programs(0) + block) * (3 * width) + column + tl.arange(0, head)
     if tokens - start <= REST:
         total = _dq_block(
-            qkv, do, o, lse, dqkv, terms, image, column, start, tokens, width, scale, head, REST, N, REST, STAGES
+            qkv, do, o, lse, dqkv, terms, image, column, start, tokens, width, scale, head, REST, TAIL, REST, STAGES
         )  # fmt: skip
         tl.store(sums, total)
     else:
@@ -158,7 +160,7 @@ def _dq_kernel(
 @triton.jit
 def _dkv_kernel(
     qkv, do, dqkv, terms, sums, tokens, heads, scale,
-    head: tl.constexpr, M: tl.constexpr, N: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
+    head: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TAIL: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     block, which, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     width, column, start = heads * head, which * head, block * M
@@ -166,7 +168,7 @@ def _dkv_kernel(
     sums += (image * tl.num_programs(0) + block) * (3 * width) + column + tl.arange(0, head)
     if tokens - start <= REST:
         total_k, total_v = _dkv_block(
-            qkv, do, dqkv, terms, image, column, start, tokens, width, scale, head, REST, N, REST, STAGES
+            qkv, do, dqkv, terms, image, column, start, tokens, width, scale, head, REST, TAIL, REST, STAGES
         )  # fmt: skip
         tl.store(sums + width, total_k)
         tl.store(sums + 2 * width, total_v)
@@ -193,7 +195,9 @@ def attention_backward(
     dqkv = torch.empty_like(qkv)
     terms = qkv.new_empty(batch * heads * 2 * padded, dtype=torch.float32)
     sums = qkv.new_empty(batch * blocks, wide, dtype=torch.float32)
-    shape = {"head": head, "M": BLOCK, "N": STEP, "REST": REST, "STAGES": 3, "num_warps": 4, "num_stages": 3}
+    shape = {"head": head, "M": BLOCK, "N": STEP, "TAIL": TAIL, "REST": REST, "STAGES": 3, "num_warps": 4}
+    if head <= 64:
+        shape["maxnreg"] = REGISTERS
     grid = (blocks, heads, batch)
     _dq_kernel[grid](qkv, do, o, lse, dqkv, terms, sums, tokens, heads, head**-0.5, **shape)
     _dkv_kernel[grid](qkv, do, dqkv, terms, sums, tokens, heads, head**-0.5, **shape)

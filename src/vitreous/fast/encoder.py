@@ -4,8 +4,8 @@ Equations 2 and 3 as `vitreous.models.vit.Block` has them, on the same fp32 para
 against it. What differs is what is read, written and kept:
 
 - a residual, the LayerNorm behind it and the factor of stochastic depth are one pass, forward and backward;
-- the norms' outputs are not kept for backward, which makes them again while it is there; nor are the GELUs of the
-  first half of the blocks, which takes a hundredth more time and a seventh less memory;
+- the norms' outputs are not kept for backward, which makes them again while it is there; nor are the GELUs, but for
+  those of the last few blocks, which are needed again soon;
 - gradients of biases are summed up where their numbers are in registers already;
 - gradients of weights come out of their products in fp32; the bf16 copies of weights are made once a step;
 - where the head reads the class token alone, the last block computes that token alone.
@@ -28,6 +28,7 @@ from vitreous.models.drop import Drop
 from vitreous.models.vit import Block, VisionTransformer
 
 HALF = torch.bfloat16
+GELUS = 9  # so many blocks at the end keep theirs: one takes a third of what a block keeps, and is quickly made again
 
 
 class Weights(NamedTuple):
@@ -225,7 +226,8 @@ def outer(d: Tensor, x: Tensor) -> Tensor:
 
 
 class Encoder(torch.autograd.Function):
-    """Blocks and the LayerNorm behind them: gives the tokens before and after that norm, in bf16.
+    """Blocks and the LayerNorm behind them: gives the tokens after that norm, (B, T, D) in bf16; and the first token of
+    each image before and after it, (B, D).
 
     `factors`: for each block, those of its two branches. `parameters`: weight and bias of the norm behind, then those
     of each block in the order of `Weights`.
@@ -234,23 +236,29 @@ class Encoder(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, tokens: Tensor, s: Shape, factors: Sequence[Factor], *parameters: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         behind, weights = parameters[:2], halved(parameters[2:])
         x, branch, kept = tokens.flatten(0, 1), Branch(), []
         for layer, w in enumerate(weights):
             x, branch, keep = block_forward(s, w, x, branch, factors[2 * layer : 2 * layer + 2])
-            if layer < len(weights) // 2:  # these wait longest for backward, which makes it again
+            if layer < len(weights) - GELUS:  # these wait longest for backward, which makes it again
                 keep.g = None
             kept.append(keep)
         last, y = s.norm(x, branch, *behind)
         ctx.s, ctx.factors, ctx.behind, ctx.weights, ctx.kept, ctx.last = s, factors, behind, weights, kept, last
         ctx.set_materialize_grads(False)
-        return last.x.view_as(tokens), y.view_as(tokens)
+        y = y.view_as(tokens)
+        return y, last.x.view_as(tokens)[:, 0].clone(), y[:, 0].clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor | None) -> tuple[Any, ...]:
         s: Shape = ctx.s
-        dx, dy = (torch.zeros_like(ctx.last.x) if d is None else d.flatten(0, 1).contiguous() for d in outputs)
+        dx = torch.zeros_like(ctx.last.x)
+        dy, first_dx, first_dy = outputs
+        dy = torch.zeros_like(dx) if dy is None else dy.flatten(0, 1).contiguous()
+        for whole, first in ((dx, first_dx), (dy, first_dy)):
+            if first is not None:
+                whole.unflatten(0, (s.batch, -1))[:, 0] += first
         before = [None, *ctx.factors]  # of the branch that made the tokens of a place
         weight, bias = ctx.behind
         dx, dz, _, last_sums = s.norm_backward(dy, ctx.last, weight, bias, dx, before[-1])
@@ -339,9 +347,9 @@ class TrainingViT:
             drawn = [factor_of(d, x) for block in self.blocks for d in (block.drop1, block.drop2)]
             factors = located(drawn) if self.skips else drawn
             parameters = [p for block in self.blocks for p in parameters_of(block)]
-            x, y = Encoder.apply(x, shape, factors, behind.weight, behind.bias, *parameters)  # type: ignore
+            y, *first = Encoder.apply(x, shape, factors, behind.weight, behind.bias, *parameters)  # type: ignore
             if self.alone is not None:
-                y = model.norm(class_token_alone(self.alone, x, y))
+                y = model.norm(class_token_alone(self.alone, y, *first))
             x = model.fc_norm(model.pool(y))
             x = x if model.pre_logits is None else torch.tanh(model.pre_logits(x))
             logits: Tensor = model.head(x)
@@ -368,11 +376,11 @@ class TrainingViT:
         )
 
 
-def class_token_alone(block: Block, x: Tensor, y: Tensor) -> Tensor:
-    """The first token behind a block, (B, 1, D), from the block's input and the norm of it. It asks all the others, and
-    nobody reads what they would have asked."""
-    o = Asking.of(block.attn.qkv, block.attn.heads, y.dtype)(y)
-    x = block.drop1(block.ls1(block.attn.proj(o[:, None]))) + x[:, :1]
+def class_token_alone(block: Block, y: Tensor, first_x: Tensor, first_y: Tensor) -> Tensor:
+    """The first token behind a block, (B, 1, D), from the norm of the block's input, and that token (B, D) before and
+    after this norm. It asks all the others, and nobody reads what they would have asked."""
+    o = Asking.of(block.attn.qkv, block.attn.heads, y.dtype)(first_y, y)
+    x: Tensor = block.drop1(block.ls1(block.attn.proj(o[:, None]))) + first_x[:, None]
     x = block.drop2(block.ls2(block.mlp(block.norm2(x)))) + x
     return x
 

@@ -136,7 +136,7 @@ class LastBlock(FastBlock):
 
     def __call__(self, x: Tensor, batch: int) -> Tensor:
         y = self.norm1(x).unflatten(0, (batch, -1))
-        return self.mlp(self.proj(self.ask(y), add=x.view_as(y)[:, 0].contiguous()))
+        return self.mlp(self.proj(self.ask(y[:, 0], y), add=x.view_as(y)[:, 0].contiguous()))
 
 
 class Embedding:

@@ -41,11 +41,11 @@ def _packed(places, row, col, rows, per_image, width: tl.constexpr):
     return (place.to(tl.int64) * per_image + row % per_image) * width + col, place >= 0
 
 
-def _whole_rows(width: int, numbers: int) -> dict[str, Any]:
-    """A tile of whole rows, of about so many numbers."""
+def _whole_rows(width: int, numbers: int, each: int = 16) -> dict[str, Any]:
+    """A tile of whole rows, of about so many numbers, about so many of them `each` for a thread."""
     block = triton.next_power_of_2(width)
     rows = max(1, numbers // block)
-    return {"width": width, "BLOCK": block, "ROWS": rows, "num_warps": max(1, min(16, rows * block // 512))}
+    return {"width": width, "BLOCK": block, "ROWS": rows, "num_warps": max(1, min(16, rows * block // (32 * each)))}
 
 
 @lru_cache(maxsize=8)
@@ -115,7 +115,7 @@ def add_norm(
     count = rows if places is None else places.images * per_image
     y = x.new_empty(count, width, dtype=x.dtype if factor is None else FP8)
     mean, rstd = x.new_empty(2, rows, dtype=torch.float32).unbind() if statistics else (None, None)
-    tile = _whole_rows(width, 2048)
+    tile = _whole_rows(width, 2048, each=64)  # a warp for a row or two: its sums need no other warp
     _add_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
         x, branch, _pointer(kept), _pointer(places), weight, bias, out, y, mean, rstd, rows, per_image, eps,
         _scale(kept), factor or 1.0, ADDS=branch is not None, KEPT=isinstance(kept, Tensor),
@@ -195,8 +195,7 @@ def norm_backward(
     if kept is not None:
         dz = x.new_empty(kept.images * per_image if isinstance(kept, Places) else rows, width)
     tile = _whole_rows(width, 1024)
-    tile["num_warps"] = max(4, tile["num_warps"])
-    programs = min(triton.cdiv(rows, tile["ROWS"]), _processors(x.device) * STRIPS)
+    programs = min(triton.cdiv(rows, tile["ROWS"]), _processors(x.device) * STRIPS // 2)
     sums = x.new_empty(programs, 3, width, dtype=torch.float32)
     _norm_backward_kernel[(programs,)](
         dy, x, mean, rstd, weight, bias, residual, _pointer(kept), _pointer(places), dx, dz, y, sums, rows,
@@ -284,9 +283,8 @@ def gelu_backward_(h: Tensor | None, dg: Tensor, tanh: bool) -> tuple[Tensor, Te
     cols = min(1024, triton.next_power_of_2(width))
     grid = _grid(rows, width, dg.device, 4, cols)
     sums = dg.new_empty(grid[1], width, dtype=torch.float32)
-    _gelu_backward_kernel[grid](
-        h, dg, sums, rows, width, TANH=tanh, GELU=h is not None, ROWS=4, COLS=cols, STAGES=2, num_warps=8
-    )
+    sizes = {"STAGES": 3, "num_warps": 4} if h is None else {"STAGES": 2, "num_warps": 8}
+    _gelu_backward_kernel[grid](h, dg, sums, rows, width, TANH=tanh, GELU=h is not None, ROWS=4, COLS=cols, **sizes)
     return dg, sums
 
 

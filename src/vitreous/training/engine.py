@@ -28,7 +28,7 @@ from vitreous.training.optimisers import Optimisers, clip_
 from vitreous.training.world import World
 
 VERSIONS = 64  # of one compiled function: models and image sizes that one process may train
-SKIPPED, LONG = 0.1, 5e12  # stochastic depth, and FLOPs of a pass, from which dropped branches are left out
+SKIPPED, LONG = 0.2, 5e12  # stochastic depth, and FLOPs of a pass, from which dropped branches are left out
 SMALL = 2**22  # pixels of a pass, of all channels: with fewer, fusing augmentation saves less than compiling it takes
 
 

@@ -1,41 +1,50 @@
-"""The backward of attention, ours beside cuDNN's and flash attention's, on a GPU: `python benchmarks/attention.py`
+"""Attention, ours beside cuDNN's and flash attention's, on a GPU: `python benchmarks/attention.py`
 
-From the packed q, k, v of a block to their packed gradient and its sum over rows, which is what a block asks for; the
-others give three gradients, which are merged. B/16 and L/16 at 224 px, and other numbers of tokens.
+Forward: from the packed q, k, v of a block to its output. Backward: to their packed gradient and its sum over rows,
+which is what a block asks for; the others give three gradients, which are merged. B/16 and L/16 at 224 px, and other
+numbers of tokens.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness import RESULTS, environment, median_seconds, write
-from vitreous.fast.attention import attend_with_sums, joined, split
-from vitreous.fast.attention_backward import attention_backward
+from harness import RESULTS, environment, write
+from vitreous.experiments.machine import timed
+from vitreous.fast.attention import joined, split
 from vitreous.fast.kernels import merge
+from vitreous.fast.short_attention import attention, attention_backward
 
 SHAPES = ((256, 197, 12), (128, 197, 16), (1024, 64, 4), (512, 100, 6), (128, 256, 12), (64, 577, 12))
+CUDA = torch.device("cuda")
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
-def measured(batch: int, tokens: int, heads: int, head: int = 64) -> dict[str, float]:
+def milliseconds(function: Callable[[], object]) -> float:
+    return round(1e3 * timed(function, CUDA, repeats=20, warm_up=5, together=True).median, 4)
+
+
+def measured(batch: int, tokens: int, heads: int, head: int = 64) -> dict[str, dict[str, float]]:
     qkv = torch.randn(batch * tokens, 3 * heads * head, device="cuda", dtype=torch.bfloat16)
     do = torch.randn(batch * tokens, heads * head, device="cuda", dtype=torch.bfloat16)
     parts = split(qkv, batch, heads)
-    found = attend_with_sums(*parts)
-    assert found is not None
-    o, lse = joined(found[0]).contiguous(), found[1]
-    rows = {}
+    o, lse = attention(qkv, batch, heads)
+    forward = {"ours": milliseconds(lambda: attention(qkv, batch, heads))}
+    backward = {}
 
     def ours() -> object:
         gradient, sums = attention_backward(qkv, o, do, lse, batch, heads)
         return gradient, sums.sum(0)
 
-    rows["ours"] = median_seconds(ours, "cuda")
+    backward["ours"] = milliseconds(ours)
     leaves = [part.detach().requires_grad_() for part in parts]
     (gradient,) = split(do, batch, heads, parts=1)
     for name, backend in PEERS.items():
+        with sdpa_kernel(backend), torch.no_grad():
+            forward[name] = milliseconds(lambda: joined(torch.nn.functional.scaled_dot_product_attention(*parts)))
         with sdpa_kernel(backend):
             output = torch.nn.functional.scaled_dot_product_attention(*leaves)
 
@@ -43,8 +52,8 @@ def measured(batch: int, tokens: int, heads: int, head: int = 64) -> dict[str, f
             merged, sums = merge(*torch.autograd.grad(output, leaves, gradient, retain_graph=True))
             return merged, sums.sum(0)
 
-        rows[name] = median_seconds(theirs, "cuda")
-    return {name: round(1e3 * seconds, 4) for name, seconds in rows.items()}
+        backward[name] = milliseconds(theirs)
+    return {"forward": forward, "backward": backward}
 
 
 def main() -> None:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import vitreous
 from vitreous.fast import kernels
 from vitreous.fast.attention import joined, split
-from vitreous.fast.attention_backward import attention_backward
 from vitreous.fast.encoder import TrainingViT
 from vitreous.fast.encoder import why_not as why_not_trained
 from vitreous.fast.inference import FastViT
 from vitreous.fast.inference import why_not as why_not_run
+from vitreous.fast.short_attention import attention, attention_backward
 from vitreous.models.drop import key_drops
 from vitreous.preprocessing import Preprocessing
 
@@ -131,7 +131,7 @@ def merging_gradients_of_attention() -> None:
 
 
 @check
-def backward_of_attention() -> None:
+def attention_of_short_sequences() -> None:
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter has no products of bf16
     for batch, tokens, heads, head in ((2, 37, 2, 32), (1, 5, 1, 64), (1, 64, 2, 32), (1, 197, 1, 64), (3, 2, 2, 32)):
         qkv, do = (drawn(batch * tokens, n * heads * head).to(dtype) for n in (3, 1))
@@ -140,8 +140,9 @@ def backward_of_attention() -> None:
         (gradient,) = split(do, batch, heads, parts=1)
         parts = torch.autograd.grad(o, (q, k, v), gradient.double())
         exact = torch.stack(parts).permute(1, 3, 0, 2, 4).reshape(batch * tokens, -1)
-        lse = ((q @ k.transpose(-2, -1)) * head**-0.5).logsumexp(-1).float().detach().contiguous()
-        output = joined(o.detach().to(dtype)).contiguous()
+        output, lse = attention(qkv, batch, heads)
+        near(output, joined(o.detach()))
+        near(lse, ((q @ k.transpose(-2, -1)) * head**-0.5).logsumexp(-1).detach(), 1e-3)
         dqkv, sums = attention_backward(qkv, output, do, lse, batch, heads)
         near(dqkv, exact, 0.02)
         near(sums.sum(0), dqkv.float().sum(0), 0.02)

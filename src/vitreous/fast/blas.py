@@ -2,11 +2,16 @@
 
 What a product adds while its numbers are in registers is not read and written a second time. torch offers some of these
 ends and cuBLASLt has more, so it is called directly, through ctypes: nothing is to be compiled. Where it is missing, or
-cannot do a shape, the same is done in steps.
+cannot do a shape, the same is done in steps. The library proposes several algorithms for a product; the first time one
+is asked for they are timed, for the first proposal can be a sixth slower than the best. Not where torch is told to be
+deterministic.
 """
 
 import ctypes
+import math
 import threading
+from collections import Counter
+from contextlib import suppress
 from ctypes import POINTER, byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p, sizeof
 from functools import cache
 from typing import Any, NamedTuple
@@ -26,6 +31,8 @@ SCALE_A, SCALE_B, SCALE_D, AUXILIARY_TYPE, FAST_SUMS, BIAS_TYPE = 17, 18, 20, 22
 # What it does at its end.
 NOTHING, ADD_BIAS, GELU, KEEP_INPUT, GELU_BACKWARD = 1, 4, 32, 128, 64 | 128
 WORKSPACE = 32 << 20
+PROPOSALS = 8
+TRIALS = 4  # of the sizes of one product that differ in their rows alone; where they change all the time it never pays
 
 
 class _Choice(ctypes.Structure):
@@ -102,7 +109,8 @@ class _Plan:
         self.d = self._layout(key.output, key.m, key.n)
         self.c = self._layout(HALF if key.output == FP8 else key.output, key.m, key.n)
         self.one, self.beta = c_float(1), c_float(key.adds)
-        self.choice = self._choose()
+        self.proposals = self._proposed()
+        self.choice = self.proposals[0]
 
     def set(self, attribute: int, value: Any) -> None:
         _ask("cublasLtMatmulDescSetAttribute", self.description, attribute, byref(value), sizeof(value))
@@ -116,18 +124,39 @@ class _Plan:
         _ask("cublasLtMatrixLayoutCreate", byref(layout), TYPES[dtype], rows, cols, rows)
         return layout
 
-    def _choose(self) -> _Choice:
+    def _proposed(self) -> list[_Choice]:
         preference, most, found = c_void_p(), c_size_t(WORKSPACE), c_int()
         _ask("cublasLtMatmulPreferenceCreate", byref(preference))
         _ask("cublasLtMatmulPreferenceSetAttribute", preference, 1, byref(most), sizeof(most))
-        choice, layouts = _Choice(), (self.a, self.b, self.c, self.d)
+        choices, layouts = (_Choice * PROPOSALS)(), (self.a, self.b, self.c, self.d)
         _ask(
             "cublasLtMatmulAlgoGetHeuristic",
-            _handle(), self.description, *layouts, preference, 1, byref(choice), byref(found),
+            _handle(), self.description, *layouts, preference, PROPOSALS, byref(choices), byref(found),
         )  # fmt: skip
         if not found.value:
             raise UnsupportedError("no algorithm")
-        return choice
+        return list(choices)[: found.value]
+
+    def try_out(self, *arguments: Any) -> None:
+        """Keep the proposal that takes the least time. Another one than the first has to be clearly faster."""
+        times = [math.inf] * len(self.proposals)
+        for _ in range(3):
+            for i, proposal in enumerate(self.proposals):
+                self.choice = proposal
+                with suppress(UnsupportedError):
+                    times[i] = min(times[i], self._timed(arguments))
+        best = min(range(len(times)), key=times.__getitem__)
+        self.choice = self.proposals[best if times[best] < 0.98 * times[0] else 0]
+
+    def _timed(self, arguments: Any) -> float:
+        self(*arguments)  # which may have to load its code
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record()
+        for _ in range(3):
+            self(*arguments)
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended))
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor | None, d: Tensor, pointers: dict[int, int]) -> None:
         self.point(pointers)
@@ -146,6 +175,7 @@ class _Own(threading.local):
 
     def __init__(self) -> None:
         self.plans: dict[Key, _Plan | None] = {}
+        self.trials: Counter[Key] = Counter()
         self.handle: c_void_p | None = None
         self.workspaces: dict[tuple[torch.device, int], Tensor] = {}
 
@@ -185,13 +215,24 @@ def _product(
     at = {globals()[name]: tensor.data_ptr() for name, tensor in pointers.items() if tensor is not None}
     if key not in _own.plans:
         try:
-            _own.plans[key] = _Plan(key, at)
+            _own.plans[key] = made = _Plan(key, at)
+            if _may_try(key):
+                made.try_out(a, b, add, out, at)
         except UnsupportedError:
             _own.plans[key] = None
     if (plan := _own.plans[key]) is None:
         return False
     plan(a, b, add, out, at)
     return True
+
+
+def _may_try(key: Key) -> bool:
+    """Whether there is time for it: not while a CUDA graph is recorded."""
+    if torch.are_deterministic_algorithms_enabled() or torch.cuda.is_current_stream_capturing():
+        return False
+    alike = key._replace(n=0)
+    _own.trials[alike] += 1
+    return _own.trials[alike] <= TRIALS
 
 
 # ---------------------------------------------------------------- what a block asks for

@@ -19,16 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.fast.attention import Asking, attend, attend_with_sums, joined, products, split
-from vitreous.fast.attention_backward import attention_backward, fits
+from vitreous.fast.attention import Asking, attend, joined, products, split
 from vitreous.fast.blas import linear, linear_gelu, product_gelu_backward
 from vitreous.fast.kernels import Places, add_norm, assemble, gelu, merge, norm_backward, patches
+from vitreous.fast.short_attention import attention, attention_backward, fits
 from vitreous.models.checks import check_images
 from vitreous.models.drop import Drop
 from vitreous.models.vit import Block, VisionTransformer
 
 HALF = torch.bfloat16
-GELUS = 9  # so many blocks at the end keep theirs: one takes a third of what a block keeps, and is quickly made again
+GELUS = 10  # so many blocks at the end keep theirs: one takes a third of what a block keeps, and is quickly made again
 
 
 class Weights(NamedTuple):
@@ -100,9 +100,9 @@ def attended(qkv: Tensor, s: "Shape") -> Attended:
     """With the backward that is fastest for this many tokens."""
     batch = len(qkv) // s.tokens
     parts = split(qkv, batch, s.heads)
-    if qkv.is_cuda and fits(s.tokens, parts[0].shape[-1]) and (found := attend_with_sums(*parts)) is not None:
-        o, lse = found
-        return Attended(qkv, joined(o), batch, lse)
+    if qkv.is_cuda and fits(s.tokens, parts[0].shape[-1]):
+        o, lse = attention(qkv, batch, s.heads)
+        return Attended(qkv, o, batch, lse)
     with torch.enable_grad():  # its own backward is called by ours
         leaves = tuple(part.detach().requires_grad_() for part in parts)
         output = attend(*leaves)

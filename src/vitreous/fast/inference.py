@@ -14,6 +14,7 @@ from vitreous.errors import VitreousError
 from vitreous.fast.attention import Asking, attend, joined, products, split
 from vitreous.fast.blas import Scales, linear, linear_fp8, linear_gelu, linear_gelu_fp8
 from vitreous.fast.kernels import FP8, add_norm, assemble, gelu, patches
+from vitreous.fast.short_attention import attention, fits
 from vitreous.models.checks import Grid, check_images, pair
 from vitreous.models.embed import position_shapes, position_table
 from vitreous.models.vit import Block, LayerScale, VisionTransformer, ViTConfig
@@ -91,7 +92,11 @@ class FastBlock:
         return self.mlp(self.attend(x, self.qkv(self.norm1(x)), batch))
 
     def attend(self, x: Tensor, qkv: Tensor, batch: int) -> Tensor:
-        return self.proj(joined(attend(*split(qkv, batch, self.heads))), add=x)
+        if qkv.is_cuda and fits(len(qkv) // batch, qkv.shape[1] // (3 * self.heads)):
+            o, _ = attention(qkv, batch, self.heads)
+        else:
+            o = joined(attend(*split(qkv, batch, self.heads)))
+        return self.proj(o, add=x)
 
     def mlp(self, x: Tensor) -> Tensor:
         y = self.norm2(x)

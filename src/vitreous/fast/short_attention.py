@@ -1,9 +1,10 @@
-"""The backward of attention for short sequences, straight into the gradient of the product that q, k and v came from.
+"""Attention of short sequences, from the product that made q, k and v, and straight into the gradient of that product.
 
-Two passes, with the probabilities made anew in each: dq for a block of queries, then dk and dv for a block of keys. In
-both, scores come out of one product in the very registers that the next one reads, so that nothing crosses between
-threads inside the loops; and the last few tokens (a ViT's 197 are 6 x 32 + 5) go in a small step of their own. No sum
-depends on the order of programs: the same inputs give the same bits. benchmarks/attention.py has it beside cuDNN's.
+A program has 64 tokens of a head, goes through the others in steps of 32, and has scores in the very registers that
+the next product reads, so that nothing crosses between threads inside the loops; the last few tokens (a ViT's 197 are
+6 x 32 + 5) go in a small step of their own. The backward is two passes, with the probabilities made anew in each: dq
+for a block of queries, then dk and dv for a block of keys. No sum depends on the order of programs: the same inputs
+give the same bits. benchmarks/attention.py has it beside cuDNN's.
 """
 
 import torch
@@ -16,8 +17,13 @@ PAD: tl.constexpr = tl.constexpr(64)  # row terms of a head take a multiple of s
 BLOCK, STEP, REST = 64, 32, 16  # tokens of a program, of a step of its loop, and of the small step at the end
 TAIL = 64  # tokens of a step where a program has only the last few
 REGISTERS = 128  # for each thread, where heads are narrow enough: four programs then share a multiprocessor
+SHAPE = {"M": BLOCK, "N": STEP, "TAIL": TAIL, "REST": REST, "STAGES": 3, "num_warps": 4}
 LONGEST = 256  # tokens: from there on others are as fast
 HEADS = (32, 64, 128)  # their widths
+
+
+def fits(tokens: int, head: int) -> bool:
+    return tokens <= LONGEST and head in HEADS
 
 
 @triton.jit
@@ -33,6 +39,75 @@ def _write(target, value, image, column, start, tokens, stride, head: tl.constex
     row = start + tl.arange(0, N)
     at = target + image.to(tl.int64) * tokens * stride + column + row[:, None] * stride + tl.arange(0, head)[None, :]
     tl.store(at, value.to(target.dtype.element_ty), mask=(row < tokens)[:, None])
+
+
+# ---------------------------------------------------------------- forward
+
+
+@triton.jit
+def _step(total, top, sums, q, k, v, warmth, start, tokens, N: tl.constexpr, MASK: tl.constexpr):
+    """N keys more. `total`: values so far, by exp(score - top); `sums`: of these weights."""
+    s = tl.dot(q, tl.trans(k))
+    if MASK:
+        s = tl.where((start + tl.arange(0, N) < tokens)[None, :], s, float("-inf"))
+    highest = tl.maximum(top, tl.max(s, 1) * warmth)
+    p = tl.exp2(s * warmth - highest[:, None])
+    less = tl.exp2(top - highest)
+    return tl.dot(p.to(v.dtype), v, total * less[:, None]), highest, sums * less + tl.sum(p, 1)
+
+
+@triton.jit
+def _forward_block(
+    qkv, o, lse, image, column, start, tokens, width, scale,
+    head: tl.constexpr, M: tl.constexpr, N: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    wide, warmth = 3 * width, scale * LOG2E
+    q = _read(qkv, image, column, start, tokens, wide, head, M, True)
+    total, sums = tl.zeros([M, head], tl.float32), tl.zeros([M], tl.float32)
+    top = tl.full([M], float("-inf"), tl.float32)
+    full = tokens // N * N
+    last_k = _read(qkv, image, column + width, full, tokens, wide, head, REST, True)  # asked for early, used late
+    last_v = _read(qkv, image, column + 2 * width, full, tokens, wide, head, REST, True)
+    for at in tl.range(0, full, N, num_stages=STAGES):
+        k = _read(qkv, image, column + width, at, tokens, wide, head, N, False)
+        v = _read(qkv, image, column + 2 * width, at, tokens, wide, head, N, False)
+        total, top, sums = _step(total, top, sums, q, k, v, warmth, at, tokens, N, False)
+    if tokens - full > REST:
+        k = _read(qkv, image, column + width, full, tokens, wide, head, N, True)
+        v = _read(qkv, image, column + 2 * width, full, tokens, wide, head, N, True)
+        total, top, sums = _step(total, top, sums, q, k, v, warmth, full, tokens, N, True)
+    elif tokens > full:
+        total, top, sums = _step(total, top, sums, q, last_k, last_v, warmth, full, tokens, REST, True)
+    _write(o, total / sums[:, None], image, column, start, tokens, width, head, M)
+    row = start + tl.arange(0, M)
+    tl.store(lse + row, (top + tl.log2(sums)) / LOG2E, mask=row < tokens)
+
+
+@triton.jit
+def _forward_kernel(
+    qkv, o, lse, tokens, heads, scale,
+    head: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TAIL: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    block, which, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    width, column, start = heads * head, which * head, block * M
+    lse += (image * heads + which).to(tl.int64) * tokens
+    if tokens - start <= REST:
+        _forward_block(qkv, o, lse, image, column, start, tokens, width, scale, head, REST, TAIL, REST, STAGES)
+    else:
+        _forward_block(qkv, o, lse, image, column, start, tokens, width, scale, head, M, N, REST, STAGES)
+
+
+def attention(qkv: Tensor, batch: int, heads: int) -> tuple[Tensor, Tensor]:
+    """From qkv (B x T, 3 D): attention's output (B x T, D), and the logarithms of its sums (B, heads, T)."""
+    rows, wide = qkv.shape
+    tokens, head = rows // batch, wide // (3 * heads)
+    o, lse = qkv.new_empty(rows, wide // 3), qkv.new_empty(batch, heads, tokens, dtype=torch.float32)
+    grid = (triton.cdiv(tokens, BLOCK), heads, batch)
+    _forward_kernel[grid](qkv, o, lse, tokens, heads, head**-0.5, head=head, **SHAPE)
+    return o, lse
+
+
+# ---------------------------------------------------------------- backward
 
 
 @triton.jit
@@ -180,10 +255,6 @@ def _dkv_kernel(
         tl.store(sums + 2 * width, total_v)
 
 
-def fits(tokens: int, head: int) -> bool:
-    return tokens <= LONGEST and head in HEADS
-
-
 def attention_backward(
     qkv: Tensor, o: Tensor, do: Tensor, lse: Tensor, batch: int, heads: int
 ) -> tuple[Tensor, Tensor]:
@@ -195,9 +266,7 @@ def attention_backward(
     dqkv = torch.empty_like(qkv)
     terms = qkv.new_empty(batch * heads * 2 * padded, dtype=torch.float32)
     sums = qkv.new_empty(batch * blocks, wide, dtype=torch.float32)
-    shape = {"head": head, "M": BLOCK, "N": STEP, "TAIL": TAIL, "REST": REST, "STAGES": 3, "num_warps": 4}
-    if head <= 64:
-        shape["maxnreg"] = REGISTERS
+    shape = {"head": head, **SHAPE, **({"maxnreg": REGISTERS} if head <= 64 else {})}
     grid = (blocks, heads, batch)
     _dq_kernel[grid](qkv, do, o, lse, dqkv, terms, sums, tokens, heads, head**-0.5, **shape)
     _dkv_kernel[grid](qkv, do, dqkv, terms, sums, tokens, heads, head**-0.5, **shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from vitreous.errors import VitreousError
 from vitreous.fast.recording import Recorded
 from vitreous.models.base import Model
-from vitreous.models.vit import VisionTransformer
+from vitreous.models.cost import cost
+from vitreous.models.vit import VisionTransformer, ViTConfig
 
 Precision = Literal["fp32", "bf16", "fp8"]
-SMALL = 64 * 197  # tokens of a batch: with fewer, launching kernels takes longer than running them
+SMALL = 2.5e11  # FLOPs of a block for a batch: with fewer, launching its kernels takes longer than running them
 FP8_FROM = (8, 9)  # compute capability: Ada and Hopper
 
 
@@ -94,7 +96,8 @@ def _on_gpu(model: Model, precision: Precision, device: torch.device) -> Acceler
     recorded = Recorded(fast)
 
     def run(images: Tensor) -> Tensor:
-        return (recorded if images.ndim == 4 and _tokens(model, images) <= SMALL else fast)(images)
+        small = images.ndim == 4 and len(images) * _block(model.config, images.shape[2], images.shape[3]) < SMALL
+        return (recorded if small else fast)(images)
 
     path = "fused kernels"
     if precision == "fp8":
@@ -102,9 +105,10 @@ def _on_gpu(model: Model, precision: Precision, device: torch.device) -> Acceler
     return Accelerated(run, precision, path)
 
 
-def _tokens(model: VisionTransformer, images: Tensor) -> int:
-    rows, cols = model.config.grid_at((images.shape[2], images.shape[3]))
-    return len(images) * rows * cols
+@lru_cache(maxsize=64)
+def _block(config: ViTConfig, height: int, width: int) -> float:
+    """FLOPs of a block for an image, about."""
+    return cost(config, (height, width)).flops.total / config.depth
 
 
 def _on_cpu(model: Model, precision: Precision) -> Accelerated:

@@ -42,6 +42,13 @@ class Preparation:
     std: Tensor
     loss: Loss
 
+    @property
+    def bare(self) -> bool:
+        """Whether there is nothing to do to images but to normalise them: they come cropped, and nothing is drawn."""
+        o = self.options
+        drawn = (o.shift, o.randaugment, o.three_augment, o.jitter, o.erase, o.mixup, o.cutmix)
+        return self.cut.held is None and not any(drawn)
+
     def __call__(
         self, rows: Tensor, labels: Tensor, keys: Tensor, size: tuple[int, int] | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -77,6 +84,7 @@ class Engine:
     ):
         self.model, self.loss, self.optimisers, self.ema = model, loss, optimisers, ema
         self.paired = bool(prepare.options.mixup or prepare.options.cutmix)
+        self.bare = prepare.bare
         self.prepare: Callable[..., tuple[Tensor, Tensor]] = prepare
         self.pixels = micro_batch * len(prepare.mean) * math.prod(prepare.cut.crop.size)  # of a pass
         self.size: tuple[int, int] | None = None  # of the images that are shown; None: the model's
@@ -108,7 +116,7 @@ class Engine:
         else:
             self.plain = eagerly(self.model)
             self.forward = self._guarded(compiled_by_parts(self.model), self.plain, "the model")
-        if not (self.records and self.pixels < SMALL):  # what is recorded is launched as one, fused or not
+        if not self.bare and not (self.records and self.pixels < SMALL):  # what is recorded is launched as one anyway
             self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare, "augmentation")
 
     def _skips(self) -> bool:

@@ -38,6 +38,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)
 
 
+def attend_with_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same by cuDNN, and the logarithms of its sums (B, heads, T); None: it cannot do these."""
+    try:
+        o, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
+    except RuntimeError:
+        return None
+    return o, lse.flatten(2).contiguous()
+
+
 class Gathered(torch.autograd.Function):
     """The mean of tokens (B, T, D) by what they answer to questions (B, N, D), for each of those: (B, N, D).
 

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.fast.attention import Asking, attend, joined, products, split
+from vitreous.fast.attention import Asking, attend, attend_with_sums, joined, products, split
 from vitreous.fast.blas import linear, linear_gelu, product_gelu_backward
 from vitreous.fast.kernels import Places, add_norm, assemble, gelu, merge, norm_backward, patches
-from vitreous.fast.short_attention import attention, attention_backward, fits
+from vitreous.fast.short_attention import ahead, attention, attention_backward, fits
 from vitreous.models.checks import check_images
 from vitreous.models.drop import Drop
 from vitreous.models.vit import Block, VisionTransformer
@@ -101,7 +101,10 @@ def attended(qkv: Tensor, s: "Shape") -> Attended:
     batch = len(qkv) // s.tokens
     parts = split(qkv, batch, s.heads)
     if qkv.is_cuda and fits(s.tokens, parts[0].shape[-1]):
-        o, lse = attention(qkv, batch, s.heads)
+        if ahead(s.tokens) or (found := attend_with_sums(*parts)) is None:
+            o, lse = attention(qkv, batch, s.heads)
+        else:
+            o, lse = joined(found[0]), found[1]
         return Attended(qkv, o, batch, lse)
     with torch.enable_grad():  # its own backward is called by ours
         leaves = tuple(part.detach().requires_grad_() for part in parts)

@@ -14,7 +14,7 @@ from vitreous.errors import VitreousError
 from vitreous.fast.attention import Asking, attend, joined, products, split
 from vitreous.fast.blas import Scales, linear, linear_fp8, linear_gelu, linear_gelu_fp8
 from vitreous.fast.kernels import FP8, add_norm, assemble, gelu, patches
-from vitreous.fast.short_attention import attention, fits
+from vitreous.fast.short_attention import ahead, attention, fits
 from vitreous.models.checks import Grid, check_images, pair
 from vitreous.models.embed import position_shapes, position_table
 from vitreous.models.vit import Block, LayerScale, VisionTransformer, ViTConfig
@@ -92,7 +92,8 @@ class FastBlock:
         return self.mlp(self.attend(x, self.qkv(self.norm1(x)), batch))
 
     def attend(self, x: Tensor, qkv: Tensor, batch: int) -> Tensor:
-        if qkv.is_cuda and fits(len(qkv) // batch, qkv.shape[1] // (3 * self.heads)):
+        tokens = len(qkv) // batch
+        if qkv.is_cuda and ahead(tokens) and fits(tokens, qkv.shape[1] // (3 * self.heads)):
             o, _ = attention(qkv, batch, self.heads)
         else:
             o = joined(attend(*split(qkv, batch, self.heads)))
@@ -229,7 +230,7 @@ class FastViT:
 def in_bf16(c: ViTConfig) -> int:
     """How many blocks fp8 leaves in bf16: the first, whose errors all others carry on. Narrow models err more, and gain
     less."""
-    return c.depth // 2 if c.width < 768 else c.depth // 12
+    return c.depth * 3 // 4 if c.width < 768 else c.depth // 12
 
 
 def why_not(model: nn.Module, precision: str) -> str | None:

@@ -2,13 +2,31 @@
 host, which needs longer to launch a kernel than such a kernel runs."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
 
 MOST = 8  # shapes that are kept, the latest
 WARM_UP = 2  # calls that choose algorithms and compile, which cannot be recorded
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: libraries keep memory for every stream they have seen."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """On another stream, as what is going to be recorded has to be warmed up."""
+    here, there = torch.cuda.current_stream(device), _stream(device)
+    there.wait_stream(here)
+    with torch.cuda.stream(there):
+        yield
+    here.wait_stream(there)
 
 
 class Recorded:
@@ -34,12 +52,9 @@ class Recorded:
 class _Recording:
     def __init__(self, run: Callable[[Tensor], Tensor], x: Tensor):
         self.x = x.clone(memory_format=torch.contiguous_format)
-        here, aside = torch.cuda.current_stream(x.device), torch.cuda.Stream(x.device)
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
+        with aside(x.device):
             for _ in range(WARM_UP):
                 run(self.x)
-        here.wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.y = run(self.x)

@@ -26,6 +26,11 @@ def fits(tokens: int, head: int) -> bool:
     return tokens <= LONGEST and head in HEADS
 
 
+def ahead(tokens: int) -> bool:
+    """Whether our forward is the faster one too: where cuDNN's tiles would be filled up with nothing, to a good part."""
+    return tokens <= BLOCK or 0 < tokens % BLOCK <= REST
+
+
 @triton.jit
 def _read(source, image, column, start, tokens, stride, head: tl.constexpr, N: tl.constexpr, MASK: tl.constexpr):
     """N tokens of an image from `start` on, and of them `head` columns."""

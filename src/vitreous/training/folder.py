@@ -173,5 +173,6 @@ def program() -> str:
 
 def command() -> str:
     """What was typed."""
-    program, *arguments = sys.argv
-    return shlex.join([Path(program).name, *arguments])
+    called, *arguments = sys.argv
+    name = Path(called).name
+    return shlex.join(["vitreous" if name == "__main__.py" else name, *arguments])

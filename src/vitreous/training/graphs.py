@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from vitreous.fast.recording import aside
+
 Pass = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 WARM_UP = 2  # passes that compile and choose algorithms, which cannot be recorded
 
@@ -21,13 +23,10 @@ class RecordedPass:
     def __init__(self, run: Pass, inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter]):
         self.inputs = [tensor.clone() for tensor in inputs]
         self.parameters = parameters
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
+        with aside(inputs[0].device):
             for _ in range(WARM_UP):
                 self._forget()
                 run(*self.inputs)
-        here.wait_stream(aside)
         self._forget()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):

@@ -27,7 +27,7 @@ def fits(tokens: int, head: int) -> bool:
 
 
 def ahead(tokens: int) -> bool:
-    """Whether our forward is the faster one too: where cuDNN's tiles would be filled up with nothing, to a good part."""
+    """Whether our forward is the faster one too: where a good part of cuDNN's tiles would be filled up with nothing."""
     return tokens <= BLOCK or 0 < tokens % BLOCK <= REST
 
 

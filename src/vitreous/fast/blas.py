@@ -87,6 +87,7 @@ class Key(NamedTuple):
     output: torch.dtype
     epilogue: int
     adds: bool
+    free: bool  # to take the fastest algorithm; otherwise always the same
 
 
 class _Plan:
@@ -211,7 +212,9 @@ def _product(
     if _library() is None or not all(t.is_contiguous() for t in (a, b, out)):
         return False
     rows, k = b.shape
-    key = Key(out.get_device(), out.shape[1], rows, k, transpose_a, a.dtype, out.dtype, epilogue, add is not None)
+    free = not torch.are_deterministic_algorithms_enabled()
+    types = (a.dtype, out.dtype)
+    key = Key(out.get_device(), out.shape[1], rows, k, transpose_a, *types, epilogue, add is not None, free)
     at = {globals()[name]: tensor.data_ptr() for name, tensor in pointers.items() if tensor is not None}
     if key not in _own.plans:
         try:
@@ -228,7 +231,7 @@ def _product(
 
 def _may_try(key: Key) -> bool:
     """Whether there is time for it: not while a CUDA graph is recorded."""
-    if torch.are_deterministic_algorithms_enabled() or torch.cuda.is_current_stream_capturing():
+    if not key.free or torch.cuda.is_current_stream_capturing():
         return False
     alike = key._replace(n=0)
     _own.trials[alike] += 1

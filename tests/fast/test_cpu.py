@@ -8,7 +8,7 @@ import torch
 from helpers import images, relative_error, tiny_vit
 from vitreous import VitreousError
 from vitreous.fast import cpu
-from vitreous.fast.cpu import CpuViT, supports
+from vitreous.fast.cpu import CpuViT, why_not
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "class token": {},
@@ -94,7 +94,7 @@ def test_what_it_gives_is_a_tensor_like_any_other() -> None:
 )
 def test_what_it_cannot_do_it_says(fields: dict[str, Any], word: str) -> None:
     model = tiny_vit(**fields)
-    assert word in str(supports(model.config))
+    assert word in str(why_not(model))
     with pytest.raises(VitreousError, match=word):
         CpuViT(model)
 

@@ -13,6 +13,8 @@ from vitreous import VitreousError
 from vitreous.fast import accelerate
 from vitreous.fast.attention import Asking
 from vitreous.preprocessing import Preprocessing
+from vitreous.training.config import Finetuning
+from vitreous.training.lora import adapt_
 
 gpu = pytest.mark.gpu
 
@@ -33,6 +35,25 @@ def test_what_has_no_faster_way_is_run_as_it_is_and_says_so(fields: dict[str, An
     x = images(2, 3, 32, 32)
     assert run.path.startswith(("plain", "packed"))
     assert relative_error(run(x), model(x).detach()) < 1e-5
+
+
+def test_weights_in_another_precision() -> None:
+    for dtype in (torch.float16, torch.float64):
+        model = tiny_vit().to(dtype)
+        x = images(2, 3, 32, 32)
+        exact = model.double()(x.double()).detach()
+        assert relative_error(accelerate(model.to(dtype))(x), exact) < 1e-5
+        assert next(model.parameters()).dtype == dtype
+
+
+def test_a_model_with_adapters() -> None:
+    model = tiny_vit()
+    adapt_(model, Finetuning(lora=2))
+    draw(model)
+    x = images(2, 3, 32, 32)
+    run = accelerate(model)
+    assert "adapters" in run.path
+    assert relative_error(run(x), model.eval()(x).detach()) < 1e-5
 
 
 def test_a_bit_is_run_too() -> None:

@@ -18,25 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
+from vitreous.fast.attention import products
 from vitreous.models.checks import Grid, ceil_div, check_images, pair
-from vitreous.models.vit import Attention, Block, LayerScale, Mlp, VisionTransformer, ViTConfig
+from vitreous.models.vit import Attention, Block, LayerScale, Mlp, VisionTransformer
 
 GROUP_BYTES = 10 * 2**20  # of a group's widest activation; from half to twice this the time hardly changes
 KEPT_BYTES = 32 * 2**20 - 2**16  # just below the largest block that glibc learns to keep
 KEPT_TABLES = 64  # image sizes whose positions are at hand
 PACKED_FOR = 256  # rows; the packing is the same for any number above one
-
-
-def supports(config: ViTConfig) -> str | None:
-    """What keeps a config from being run this way, in words; None: nothing."""
-    for ok, reason in (
-        (config.backbone is None, "it has a backbone"),
-        (config.position != "relative", "its positions are relative"),
-        (not config.qk_norm, "queries and keys are normed"),
-    ):
-        if not ok:
-            return reason
-    return None
 
 
 def why_not(model: nn.Module) -> str | None:
@@ -45,11 +34,16 @@ def why_not(model: nn.Module) -> str | None:
         return "it is no ViT"
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
         return "its weights are not all float32 on the CPU"
-    for block in _blocks(model):
-        parts = (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2)
-        if any(type(part) is not nn.Linear for part in parts):
-            return "it has adapters"
-    return supports(model.config)
+    c, linear = model.config, all(type(part) is nn.Linear for block in model.blocks for part in products(block))
+    for ok, reason in (
+        (c.backbone is None, "it has a backbone"),
+        (c.position != "relative", "its positions are relative"),
+        (not c.qk_norm, "queries and keys are normed"),
+        (linear, "its layers have adapters"),
+    ):
+        if not ok:
+            return reason
+    return None
 
 
 class CpuViT:

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -114,12 +114,11 @@ def _block(config: ViTConfig, height: int, width: int) -> float:
 def _on_cpu(model: Model, precision: Precision) -> Accelerated:
     if precision == "bf16":
         return Accelerated(_plain(model, torch.bfloat16), precision, "plain, bf16 weights")
-    from vitreous.fast.cpu import CpuViT, supports
+    from vitreous.fast.cpu import CpuViT, why_not
 
-    config: Any = model.config
-    if not isinstance(model, VisionTransformer) or (reason := supports(config)) is not None:
-        why = "it is no ViT" if not isinstance(model, VisionTransformer) else reason
-        return Accelerated(_plain(model, torch.float32), precision, f"plain; no packed weights: {why}")
+    if (reason := why_not(model)) is not None:
+        return Accelerated(_plain(model, torch.float32), precision, f"plain; no packed weights: {reason}")
+    assert isinstance(model, VisionTransformer)
     return Accelerated(_from_pixels(CpuViT(model), model, torch.float32), precision, "packed weights")
 
 

@@ -117,6 +117,8 @@ def test_augmentation_alone() -> None:
         ({"mode": "data", "model": "B/16"}, "model: has no meaning for mode = 'data'"),
         ({"mode": "data", "precision": "bf16"}, "precision: has no meaning"),
         ({"data": "photos"}, "data: has no meaning for mode = 'infer'"),
+        ({"mode": "data", "workers": 2}, "workers = 2: they decode, and data names no images"),
+        ({"mode": "data", "data": "digits", "workers": -1}, "workers = -1"),
         ({"mode": "data", "recipe": "cifar"}, "no recipe is called 'cifar'"),
         ({"mode": "sleep"}, "there is train, infer and data"),
         ({"batch_size": 0}, "batch_size = 0"),

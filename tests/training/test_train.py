@@ -308,6 +308,14 @@ def test_bf16_on_a_cpu_is_tried_in_a_child(folder: Path, tmp_path: Path) -> None
     assert (precision, note is None) in {("bf16", True), ("fp32", False)}
 
 
+def test_fp8_states_its_error() -> None:
+    from vitreous.training.hardware import pick_precision
+
+    precision, note = pick_precision("fp8", torch.device("cuda"))
+    assert precision == "fp8"
+    assert "4 to 7%" in str(note)
+
+
 def test_grey_and_tiny_and_tall(tmp_path: Path) -> None:
     """The choice by the data holds for odd data."""
     random = np.random.default_rng(1)

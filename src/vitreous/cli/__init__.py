@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vitreous import __version__
@@ -18,20 +18,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     import tyro
 
-    from vitreous.cli.bench import bench
-    from vitreous.cli.compare import compare
-    from vitreous.cli.convert import convert
-    from vitreous.cli.data import data
-    from vitreous.cli.evaluate import evaluate
-    from vitreous.cli.features import features
-    from vitreous.cli.finetune import finetune_command
-    from vitreous.cli.info import info
-    from vitreous.cli.inspect import inspect
-    from vitreous.cli.models import models
-    from vitreous.cli.predict import predict
-    from vitreous.cli.recipes import recipes
-    from vitreous.cli.train import train_command
-
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments in (["--version"], ["-V"]):
         print(f"vitreous {__version__}")
@@ -39,21 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.showwarning = _show  # type: ignore[assignment]
     try:
         app = tyro.extras.SubcommandApp()
-        for command in (
-            train_command(arguments if arguments[:1] == ["train"] else ()),
-            finetune_command(arguments if arguments[:1] == ["finetune"] else ()),
-            data,
-            predict,
-            inspect,
-            evaluate,
-            features,
-            compare,
-            bench,
-            info,
-            convert,
-            models,
-            recipes,
-        ):
+        for command in _commands(arguments):
             app.command(command)
         app.cli(
             prog="vitreous",
@@ -73,6 +45,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno != errno.ENOSPC:
             raise
         sys.exit(_fail(f"what was to be written does not fit ({error.strerror})", 1))
+
+
+def _commands(arguments: list[str]) -> tuple[Callable[..., None], ...]:
+    """In the order of `--help`."""
+    from vitreous.cli.bench import bench
+    from vitreous.cli.compare import compare
+    from vitreous.cli.convert import convert
+    from vitreous.cli.data import data
+    from vitreous.cli.evaluate import evaluate
+    from vitreous.cli.features import features
+    from vitreous.cli.finetune import finetune_command
+    from vitreous.cli.info import info
+    from vitreous.cli.inspect import inspect
+    from vitreous.cli.models import models
+    from vitreous.cli.predict import predict
+    from vitreous.cli.recipes import recipes
+    from vitreous.cli.train import train_command
+
+    return (
+        train_command(arguments if arguments[:1] == ["train"] else ()),
+        finetune_command(arguments if arguments[:1] == ["finetune"] else ()),
+        data,
+        predict,
+        inspect,
+        evaluate,
+        features,
+        compare,
+        bench,
+        info,
+        convert,
+        models,
+        recipes,
+    )
 
 
 def _show(message: Warning | str, category: type[Warning], *_: Any) -> None:

@@ -53,10 +53,13 @@ def bench(
         images: of mode data.
         json: write everything to this file.
     """
+    from rich.console import Console
+
     from vitreous.experiments.bench import bench as measure
 
     check_writing(None, json)
-    with stopping(False):
+    waiting = f"getting ready, half a minute if something is compiled, and then measuring for {way.seconds:g} s"
+    with stopping(False), Console(stderr=True).status(waiting):
         found = measure(model, mode, size=size, **vars(way), **vars(images))
     show_facts(found.facts())
     if json is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitreous.cli.parts import Folder, Number, Preset, Size, check_writing
-from vitreous.cli.predict import MINI, printable, settled
+from vitreous.cli.predict import MINI, printable
 
 if TYPE_CHECKING:
     from vitreous.inspection.inspecting import Picture
@@ -56,12 +56,13 @@ def inspect(
     from vitreous.inspection.inspecting import FIGURES, SHOWN, About
     from vitreous.inspection.inspecting import inspect as look
     from vitreous.training.folder import command
+    from vitreous.training.hardware import pick_device
     from vitreous.training.telling import Teller
 
     teller = Teller()
     if alone and named:
         teller.note(f"no model is named: this is {MINI}, which comes with the package")
-    subject = open_subject(source, settled(device), heads, preprocessing)
+    subject = open_subject(source, pick_device(device), heads, preprocessing)
     about = About(subject.name, tuple(subject.notes), source.startswith(RANDOM), command())
     with teller.bar("looking", (1 + FIGURES) * min(len(pictures), SHOWN) + 4) as tell:  # and what is of all of them
         done = look(subject.model, pictures, place, about, size, lambda text: tell(1, printable(text)))

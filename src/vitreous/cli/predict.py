@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from vitreous.models.base import Model
     from vitreous.serving.prediction import Answer, Prediction
 
 (MINI,) = NAMES
@@ -58,7 +59,6 @@ def predict(
         raise VitreousError("--top and --batch-size must be 1 or more")
 
     from vitreous.serving import prediction
-    from vitreous.weights.known import labels_of
     from vitreous.weights.load import load
 
     told: list[str] = []
@@ -72,14 +72,8 @@ def predict(
     out = Console(**plain)
     # On one terminal, one console writes everything, so that the bar stays below what is printed.
     notes = out if sys.stdout.isatty() and sys.stderr.isatty() else Console(stderr=True, **plain)
-    for note in (*told, *(network.report.notes if network.report else ())):
+    for note in (*told, *about(network, model)):
         notes.print(printable(note), style="dim", soft_wrap=True)
-    if model == MINI:
-        known = network.labels or ()
-        text = f"{MINI} answers, which knows {len(known)} classes: {', '.join(known)}"
-        notes.print(text, style="dim", soft_wrap=True)
-    if network.labels is None and labels_of(network):
-        notes.print("the model names no classes; there are 1,000, so the names are ImageNet-1k's", style="dim")
 
     skipped = 0
     lines = Lines(out, [printable(path) for path in paths])
@@ -100,10 +94,16 @@ def predict(
         raise SystemExit(1)
 
 
-def settled(device: str) -> str:
-    import torch
+def about(network: "Model", name: str) -> "Iterator[str]":
+    """What there is to say of a model before it answers."""
+    from vitreous.weights.known import labels_of
 
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    yield from network.report.notes if network.report else ()
+    if name == MINI:
+        known = network.labels or ()
+        yield f"{MINI} answers, which knows {len(known)} classes: {', '.join(known)}"
+    if network.labels is None and labels_of(network):
+        yield "the model names no classes; there are 1,000, so the names are ImageNet-1k's"
 
 
 def as_json(found: "Prediction") -> str:

@@ -141,6 +141,10 @@ def bench(  # noqa: PLR0913 (as many as there are flags)
     chosen = pick_device(device)
     if mode == "data":
         _refuse(mode, model=model, precision=None if precision == "auto" else precision)
+        if workers is not None and data is None:
+            raise VitreousError(f"workers = {workers}: they decode, and data names no images to decode")
+        if workers is not None and workers < 0:
+            raise VitreousError(f"workers = {workers}: must be 0 or more")
         name = "cifar10" if recipe is None else recipe
         found = measure_pipeline(name, data, size, batch_size, workers, chosen, seconds)
         return replace(found, origin=_origin(chosen))

@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := $(shell find src -name '*.py' -o -name 'py.typed' -o -path '*/shipped/*.*')
 PIP := pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint types wheel fuzz test-gpu format clean
+.PHONY: help demo test lint types wheel fuzz soak test-gpu format clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -17,9 +17,12 @@ demo: .make/installed ## a small ViT on handwritten digits, from scratch and fro
 	echo && echo "and what it looks at" && $(BIN)/vitreous inspect "$$runs/from-checkpoint" && \
 	echo && echo "both, side by side: $$runs/from-checkpoint/report.html"
 
-# One thread: the tests start processes of their own, and threads that wait for each other's core are slower than none.
-test: .make/installed lint types wheel ## everything: lint, types, the built wheel, tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# Two test processes of one thread each; on a larger machine, `make test JOBS=8`. The tests start processes of their own,
+# and threads that wait for each other's core are slower than none.
+JOBS ?= 2
+test: .make/installed lint ## everything: lint, types, the built wheel, tests
+	@$(MAKE) --no-print-directory -j $(JOBS) types wheel
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 lint: .make/installed
 	@$(BIN)/ruff check .
@@ -30,8 +33,11 @@ types: .make/installed
 
 wheel: .make/wheel ## build the wheel, install it into a clean environment and import it there
 
-fuzz: .make/installed ## damaged checkpoints by the ten thousand (a few minutes)
-	@VITREOUS_FUZZ=50 $(BIN)/python -m pytest -q tests/weights/test_fuzz.py
+fuzz: .make/installed ## 27,000 damaged checkpoints and data files, each with 5 s and 1 GiB (a few minutes)
+	@VITREOUS_FUZZ=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/weights/test_fuzz.py tests/data/test_data_fuzz.py
+
+soak: .make/installed ## kill, terminate, hang up and starve runs of disk for 10 minutes; all must end with the same bits
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
 
 test-gpu: .make/installed ## the tests that need a CUDA GPU
 	@$(BIN)/python -m pytest -q -m gpu

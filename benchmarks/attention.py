@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import RESULTS, environment, write
-from vitreous.experiments.machine import timed
+from vitreous.benchmark.machine import timed
 from vitreous.fast.attention import joined, split
 from vitreous.fast.kernels import merge
 from vitreous.fast.short_attention import attention, attention_backward

@@ -15,34 +15,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import torchvision_operators
 from harness import RESULTS, environment, median_seconds, write
-from vitreous import draws
-from vitreous.data.augmentation import erase, jitter_colours, three_augment
-from vitreous.data.colour import equalise_tables, levels, look_up
+from vitreous.data.augmentation import colour_jitter, random_erasing, three_augment
+from vitreous.data.colour import apply_tables, equalise_tables, to_levels
 from vitreous.data.geometry import affine, affine_matrices
 from vitreous.data.randaugment import randaugment
+from vitreous.utils import random_keys
 
 SHAPES = {"cpu": [(128, 32), (64, 160)], "cuda": [(128, 32), (1024, 32), (64, 160), (256, 224)]}
 Operation = Callable[[Tensor], Tensor]
 
 
 def ours(batch: int, size: int, device: str) -> dict[str, Operation]:
-    keys = draws.keys(0, torch.arange(batch, device=device))
+    keys = random_keys.keys(0, torch.arange(batch, device=device))
 
     def turn(images: Tensor) -> Tensor:
-        drawn = 2 * draws.uniform(keys, "benchmark", 5) - 1
+        drawn = 2 * random_keys.uniform(keys, "benchmark", 5) - 1
         matrices = affine_matrices(30 * drawn[:, 0], 0.3 * drawn[:, 1:3], 0.1 * size * drawn[:, 3:], (size, size))
         return affine(images, matrices[:, :2])
 
     def equalise(images: Tensor) -> Tensor:
-        whole = levels(images)
-        return look_up(equalise_tables(whole), whole)
+        whole = to_levels(images)
+        return apply_tables(equalise_tables(whole), whole)
 
     return {
         "affine": turn,
-        "jitter": lambda images: jitter_colours(images, keys, 0.3),
+        "jitter": lambda images: colour_jitter(images, keys, 0.3),
         "equalise": equalise,
-        "erase": lambda images: erase(images, keys, 1.0),
+        "erase": lambda images: random_erasing(images, keys, 1.0),
         "randaugment": lambda images: randaugment(images, keys, 2, 9.0),
         "three_augment": lambda images: three_augment(images, keys),
     }
@@ -65,6 +66,7 @@ def kornias() -> dict[str, Operation]:
 
 def torchvisions() -> dict[str, Operation]:
     """On uint8, without which its RandAugment and equalise do not go."""
+    torchvision_operators.define_missing()
     from torchvision.transforms import InterpolationMode, v2
 
     bilinear = InterpolationMode.BILINEAR

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import torchvision_operators
 import vitreous
-from vitreous.experiments.machine import PeakMemory, copy_bandwidth, matmul_peak, timed, wait
-from vitreous.experiments.synthetic import synthetic_batch, synthetic_engine, wake_head_, way
+from vitreous.benchmark.machine import PeakMemory, copy_bandwidth, matmul_peak, timed, wait
+from vitreous.benchmark.synthetic import synthetic_batch, synthetic_engine, wake_head_, way
 from vitreous.models import zoo
-from vitreous.training.world import World
+from vitreous.training.distributed import World
+from vitreous.utils.torch_settings import run_settings
 
 CUDNN_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -137,14 +139,6 @@ PEERS: dict[str, Callable[[Cell], nn.Module]] = {"timm": timm, "huggingface": hu
 PACKAGES = {"ours": "vitreous", "timm": "timm", "huggingface": "transformers", "torchvision": "torchvision"}
 
 
-def let_torchvision_import() -> None:
-    """On a CPU build of torch its wheel imports once two of its operators are known. timm imports it too."""
-    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    for operator in ("nms", "qnms"):
-        if not torch.cuda.is_available() and not hasattr(torch.ops.torchvision, operator):
-            torch.library.define(f"torchvision::{operator}", schema)
-
-
 # ---------------------------------------------------------------- what they do
 
 
@@ -221,11 +215,11 @@ def peer_training(cell: Cell, model: nn.Module, device: torch.device) -> Contest
 def our_inference(cell: Cell, device: torch.device) -> Contestant:
     """`accelerate` in the variant's precision; images as the peers have them, or in uint8."""
     from vitreous.fast import accelerate
-    from vitreous.preprocessing import plain
+    from vitreous.preprocessing import default_preprocessing
 
     precision = cell.words[0]
     model: Any = ours(cell, device).eval()
-    model.preprocessing = plain(model.config.image_size, 3)
+    model.preprocessing = default_preprocessing(model.config.image_size, 3)
     x = images(cell, device, torch.float32 if precision == "fp32" else torch.bfloat16)
     if "uint8" in cell.words:
         x = torch.randint(256, x.shape, device=device, dtype=torch.uint8)
@@ -264,7 +258,9 @@ def our_training(cell: Cell, device: torch.device) -> Contestant:
     def tell() -> dict[str, Any]:
         return {"path": way(engine), "notes": engine.notes}
 
-    return Contestant(start, recorded=device.type == "cuda", tell=tell)
+    contestant = Contestant(start, recorded=device.type == "cuda", tell=tell)
+    contestant.held.enter_context(run_settings(str(device)))
+    return contestant
 
 
 # ---------------------------------------------------------------- orders and answers
@@ -289,7 +285,7 @@ class Process:
 
     def hello(self, who: str) -> dict[str, Any]:
         """Everything that has to be there once: the library, the GPU's context."""
-        let_torchvision_import()
+        torchvision_operators.define_missing()
         importlib.import_module(PACKAGES.get(who, "vitreous"))
         ones = torch.ones(64, 64, device=self.device)
         (ones @ ones).sum().item()

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 import contestants
-from contestants import Cell, let_torchvision_import
+import torchvision_operators
+from contestants import Cell
 from harness import RESULTS, environment, write
 from vitreous.fast import accelerate
 
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each candidate")
     parser.add_argument("--out", type=Path, default=RESULTS / "cpu.json")
     options = parser.parse_args()
-    let_torchvision_import()
+    torchvision_operators.define_missing()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import vitreous
 from harness import RESULTS, environment, write
-from vitreous.data.decoding import decode
+from vitreous.utils.images import decode
 
 TARGETS = {
     "native": "x.safetensors",

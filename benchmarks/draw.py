@@ -8,8 +8,8 @@ from typing import Any
 
 from harness import RESULTS
 from verdict import NAMES, TASKS, Row, fastest, is_of
-from vitreous.drawing import blank, rendered
-from vitreous.weights.files import replacing
+from vitreous.utils.atomic import atomic_file
+from vitreous.utils.figures import blank, rendered
 
 DOCS = Path(__file__).parents[1] / "docs"
 COLOURS = {"ours": "#0072b2", "timm": "#d55e00", "huggingface": "#009e73", "torchvision": "#cc79a7"}
@@ -220,7 +220,7 @@ def main() -> None:
             print(f"{source} is not there: {name}.png is not drawn")
             continue
         path = options.out / f"{name}.png"
-        with replacing(path) as temporary:
+        with atomic_file(path) as temporary:
             temporary.write_bytes(rendered(draw(json.loads(source.read_text())), "png"))
         print(f"drawn: {path}")
 

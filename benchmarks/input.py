@@ -40,14 +40,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from harness import RESULTS, environment, write
-from vitreous import draws
-from vitreous.data import decoding
 from vitreous.data.augmentation import augment, crop_boxes
-from vitreous.data.encoded import Files
-from vitreous.data.loading import Crop, Survey, TrainLoader
+from vitreous.data.encoded import FileSource
+from vitreous.data.loading import TrainLoader
 from vitreous.data.options import Augmentation
-from vitreous.data.sampling import Stream
+from vitreous.data.sampling import TrainingSampler
+from vitreous.data.scan import ScanResult
+from vitreous.data.transforms import RandomResizedCrop
 from vitreous.preprocessing import IMAGENET_MEAN, IMAGENET_STD, preset
+from vitreous.utils import images as decoding
+from vitreous.utils import random_keys
 
 CROPPED = Augmentation(0.08, 4 / 3, 0, flip=True, randaugment=0, three_augment=False, jitter=0, erase=0)
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
@@ -154,11 +156,11 @@ def without_simplejpeg(folder: Path, size: int, device: torch.device) -> Iterato
 
 def _ours(folder: Path, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     names, labels = listed(folder)
-    files = Files(folder, names, torch.tensor(labels))
-    crop, stream = Crop((size, size), 3, CROPPED), Stream(len(files), 0)
-    loader = TrainLoader(files, stream, Survey({}), crop, BATCH, 0, 1, device)
+    files = FileSource(folder, names, torch.tensor(labels))
+    crop, stream = RandomResizedCrop((size, size), 3, CROPPED), TrainingSampler(len(files), 0)
+    loader = TrainLoader(files, stream, ScanResult({}), crop, BATCH, 0, 1, device)
     for batch in loader.batches(0, 1 << 24):
-        yield loader.cut(batch.rows, batch.keys), batch.keys
+        yield loader.cropper(batch.rows, batch.keys), batch.keys
 
 
 LOADERS: dict[str, Callable[[Path, int, torch.device], Iterator[Tensor]]] = {
@@ -269,7 +271,7 @@ def parts(folder: Path, size: int, rounds: int) -> dict[str, Any]:
     files = [(folder / name).read_bytes() for name in listed(folder)[0][::5]]
     images = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
     heights, widths = (torch.tensor([image.shape[side] for image in images]) for side in (0, 1))
-    boxes = crop_boxes(draws.keys(0, torch.arange(len(files))), heights, widths, 1.0, CROPPED).tolist()
+    boxes = crop_boxes(random_keys.keys(0, torch.arange(len(files))), heights, widths, 1.0, CROPPED).tolist()
     edges = [(left, top, left + width, top + height) for top, left, height, width in boxes]
     jobs = {("decode", name): partial(_each, decode, files) for name, decode in decoders().items()}
     jobs |= {("resize", name): partial(_each, resize, images, edges) for name, resize in resizers(size).items()}

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from harness import RESULTS, environment, write
+from vitreous.data.open_data import open_data
 from vitreous.evaluation.matching import match
-from vitreous.evaluation.subject import Loading, measured_split, open_subject, open_whole
+from vitreous.evaluation.subject import Loading, measured_split, open_subject
 from vitreous.fast import accelerate
-from vitreous.fast.inference import FastViT, in_bf16
-from vitreous.weights.known import labels_of
+from vitreous.fast.fused_inference import FastViT, in_bf16
+from vitreous.weights.model_info import labels_of
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
     device = torch.device("cuda")
     subject = open_subject(options.model, device, preprocessing=options.preprocessing)
     model: Any = subject.model.eval()
-    data = open_whole(options.data)
+    data = open_data(options.data)
     _, source = measured_split(data)
     matched = match(data.classes, labels_of(model), model.config.num_classes)
     loader = Loading(device, 250).loader(matched.relabelled(source, model.config.num_classes), subject.shown(), {})

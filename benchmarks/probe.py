@@ -17,7 +17,7 @@ from sklearn.metrics import log_loss
 
 import vitreous
 from harness import RESULTS, environment, write
-from vitreous.data.sources import Source, Subset
+from vitreous.data.dataset import Source, Subset
 from vitreous.evaluation.features import features
 from vitreous.evaluation.measures import Bank, Settings, learn_and_judge, measure
 from vitreous.evaluation.subject import Loading, open_subject

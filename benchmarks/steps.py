@@ -16,11 +16,12 @@ from torch.profiler import ProfilerActivity, profile
 import vitreous
 from harness import environment, write
 from training import fields_of
-from vitreous.training.feeding import feed
-from vitreous.training.planning import plan
-from vitreous.training.telling import Teller
+from vitreous.training.distributed import World
+from vitreous.training.loaders import feed
+from vitreous.training.plan import plan
 from vitreous.training.train import _engine
-from vitreous.training.world import World
+from vitreous.utils.progress import Teller
+from vitreous.utils.torch_settings import run_settings
 
 
 def timed(step: Callable[[], object], repeats: int = 50) -> dict[str, float]:
@@ -42,16 +43,11 @@ def timed(step: Callable[[], object], repeats: int = 50) -> dict[str, float]:
     return {name: round(value, 2) for name, value in numbers.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data")
-    parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_intermixed_args()
-    data, world = vitreous.open_data(options.data), World()
-    made = plan(data, vitreous.TrainConfig().with_(compile="no", **fields_of(options.fields)), world)
+def measure(source: str, config: vitreous.TrainConfig) -> dict[str, dict[str, float]]:
+    data, world = vitreous.open_data(source), World()
+    made = plan(data, config, world)
     fed = feed(data, made, world, Teller(quiet=True))
-    results = {}
+    results: dict[str, dict[str, float]] = {}
     for name in ("plain", "compiled", "recorded"):
         torch.compiler.reset()
         engine = _engine(data, made, fed)
@@ -70,6 +66,18 @@ def main() -> None:
 
         results[name] = {"first_step_s": first, **timed(step)}
         print(name, results[name], engine.notes)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data")
+    parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_intermixed_args()
+    config = vitreous.TrainConfig().with_(compile="no", **fields_of(options.fields))
+    with run_settings(config.run.device, config.run.deterministic):
+        results = measure(options.data, config)
     if options.out:
         write(options.out, {**environment(), "results": results})
 

@@ -19,8 +19,10 @@ import torch
 
 import vitreous
 from harness import RESULTS, environment, write
-from vitreous.data.loading import EvalLoader, Prepare, Survey
-from vitreous.data.sources import Source, Subset
+from vitreous.data.dataset import Source, Subset
+from vitreous.data.loading import EvalLoader
+from vitreous.data.scan import ScanResult
+from vitreous.data.transforms import EvalTransform
 from vitreous.evaluation.features import features
 from vitreous.evaluation.fewshot import fewshot
 
@@ -57,7 +59,7 @@ def first(source: Source, images: int) -> Source:
 
 
 def loader(source: Source, model: vitreous.VisionTransformer) -> EvalLoader:
-    return EvalLoader(source, Survey({}), Prepare(model.preprocessing), 100, 0, torch.device("cpu"))
+    return EvalLoader(source, ScanResult({}), EvalTransform(model.preprocessing), 100, 0, torch.device("cpu"))
 
 
 def percent(share: float) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+import torchvision_operators
 import vitreous
 from harness import RESULTS, environment, write
 
@@ -26,9 +27,8 @@ TIMM = {"Ti/16": "vit_tiny_patch16_224", "B/16": "vit_base_patch16_224", "L/16":
 PREPARE = """
 import json, sys, time, warnings
 import torch
-for name in ("nms", "qnms"):
-    if not hasattr(torch.ops.torchvision, name):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import torchvision_operators
+torchvision_operators.define_missing()
 
 def memory(key):
     with open("/proc/self/status") as file:
@@ -77,7 +77,8 @@ def prepare(name: str, folder: Path) -> dict[str, str]:
 
 def measure(program: str, paths: dict[str, str]) -> dict[str, float]:
     code = PREPARE + PROGRAMS[program].format(**paths) + MEASURE
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    here = Path(__file__).parent  # a program given by -c can import what lies in the folder it starts in
+    result = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
     if result.returncode:
         raise SystemExit(f"{program} failed:\n{result.stderr}")
     numbers: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
@@ -113,6 +114,7 @@ def main() -> None:
                 }
                 rows.append(row)
                 print(f"{name:6} {program:26} {row['seconds']:8.3f} s   peak {row['peak_over_file']:.2f} x the file")
+    torchvision_operators.define_missing()
     import timm  # for their versions
     import transformers  # noqa: F401
 
@@ -121,5 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exec(PREPARE)  # timm and transformers import torchvision, which needs it on a CPU build of torch
     main()

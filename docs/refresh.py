@@ -63,9 +63,9 @@ def cost_row(size: int, patch: int) -> str:
 
 
 def recipe_table() -> str:
-    rows = ["| recipe | data | result | time | hardware |", "|" + "---|" * 5]
+    rows = ["| recipe | data | result | measured on | time | hardware |", "|" + "---|" * 6]
     for one in map(card, RECIPES):
-        rows.append(f"| `{one.name}` | {one.data} | {one.result} | {one.time} | {one.hardware} |")
+        rows.append(f"| `{one.name}` | {one.data} | {one.result} | {one.measured} | {one.time} | {one.hardware} |")
     return "\n".join(rows)
 
 

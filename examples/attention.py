@@ -11,10 +11,10 @@ from pathlib import Path
 
 import vitreous
 from vitreous import inspection
-from vitreous.data.decoding import decode
-from vitreous.data.named import photographs
-from vitreous.drawing import rendered
+from vitreous.data.builtin import photographs
 from vitreous.inspection.figures import Look, table
+from vitreous.utils.figures import rendered
+from vitreous.utils.images import decode
 
 LAYERS = (1, 4, 7, 10)
 LONG_SIDE = 480

@@ -18,15 +18,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitreous.data.loading import Prepare, chunks, in_chunks
-from vitreous.data.named import CIFAR10
-from vitreous.data.opening import open_data
+from vitreous.data.builtin import CIFAR10
+from vitreous.data.dataset import Source
+from vitreous.data.open_data import open_data
 from vitreous.data.options import Reading
-from vitreous.data.sources import Source
-from vitreous.data.splitting import split
+from vitreous.data.parallel_decoding import decode_chunks, split_into_chunks
+from vitreous.data.splits import stratified_split
+from vitreous.data.transforms import EvalTransform
 from vitreous.errors import VitreousError
 from vitreous.preprocessing import Preprocessing
-from vitreous.weights.files import replacing
+from vitreous.utils.atomic import atomic_file
 from vitreous.weights.labels import imagenet1k, imagenet1k_wordnet_ids
 
 SIZE = 112
@@ -48,11 +49,13 @@ def training_part(data: str, classes: int | tuple[str, ...]) -> Source:
 
 def squares(source: Source, workers: int) -> Iterator[np.ndarray]:
     """Every image as (SIZE, SIZE, 3), some at a time: the short side to SIZE, and the middle of the long one."""
-    prepare = Prepare(Preprocessing(SIZE, SIZE, "bicubic"))
-    for chunk in chunks(source, prepare, in_chunks(torch.arange(len(source))), workers, replace=False):
+    prepare = EvalTransform(Preprocessing(SIZE, SIZE, "bicubic"))
+    for chunk in decode_chunks(
+        source, prepare, split_into_chunks(torch.arange(len(source))), workers, replace_bad=False
+    ):
         if chunk.bad:
             raise VitreousError(chunk.bad[0][1])
-        yield chunk.flat.numpy().reshape(-1, SIZE, SIZE, 3)
+        yield chunk.pixels.numpy().reshape(-1, SIZE, SIZE, 3)
 
 
 def arranged(parts: Iterable[np.ndarray], order: np.ndarray) -> np.ndarray:
@@ -80,10 +83,10 @@ def main() -> None:
         small = training_part(options.cifar, len(CIFAR10))
         photographs = training_part(options.imagenette, WORDNET_IDS)
         labels = torch.cat([small.labels, photographs.labels + len(CIFAR10)])
-        kept, aside = (numbers.numpy() for numbers in split(labels, HELD_OUT, options.seed))
+        kept, aside = (numbers.numpy() for numbers in stratified_split(labels, HELD_OUT, options.seed))
         parts = chain.from_iterable(squares(part, options.workers) for part in (small, photographs))
         images = arranged(parts, np.concatenate([kept, aside]))
-        with replacing(options.out) as temporary, temporary.open("wb") as file:
+        with atomic_file(options.out) as temporary, temporary.open("wb") as file:
             np.savez(
                 file,
                 train_images=images[: len(kept)],

@@ -21,14 +21,16 @@ from torch import Tensor
 
 import vitreous
 from mini_data import CLASSES
-from vitreous.data.loading import EvalLoader, Prepare, Survey
-from vitreous.data.sources import Source, Subset
+from vitreous.data.dataset import Source, Subset
+from vitreous.data.loading import EvalLoader
+from vitreous.data.scan import ScanResult
+from vitreous.data.transforms import EvalTransform
 from vitreous.errors import VitreousError
 from vitreous.evaluation.features import features
 from vitreous.models import zoo
 from vitreous.weights import shipped
-from vitreous.weights.express import TRAINING
-from vitreous.weights.report import LoadReport
+from vitreous.weights.compatibility import TRAINING_FIELDS
+from vitreous.weights.load_report import LoadReport
 
 NAME = "vitreous-mini"
 MOST_BYTES = 8_000_000
@@ -43,7 +45,7 @@ def cut(run: Path) -> vitreous.VisionTransformer:
     if not isinstance(whole, vitreous.VisionTransformer):
         raise VitreousError(f"{run}: not a ViT")
     wanted = zoo.config(NAME)
-    config = replace(whole.config, depth=wanted.depth, **dict.fromkeys(TRAINING, 0.0))
+    config = replace(whole.config, depth=wanted.depth, **dict.fromkeys(TRAINING_FIELDS, 0.0))
     differences = [
         f"{k} is {v!r}, not {asdict(wanted)[k]!r}" for k, v in asdict(config).items() if v != asdict(wanted)[k]
     ]
@@ -77,7 +79,7 @@ def fit_head(model: vitreous.VisionTransformer, data: str) -> float:
 
 
 def loader(source: Source, model: vitreous.VisionTransformer) -> EvalLoader:
-    return EvalLoader(source, Survey({}), Prepare(model.preprocessing), 100, 0, torch.device("cpu"))
+    return EvalLoader(source, ScanResult({}), EvalTransform(model.preprocessing), 100, 0, torch.device("cpu"))
 
 
 def regression(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

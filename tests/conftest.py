@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+import fuzz_harness
+
 # Tests never reach for a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -15,6 +17,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if fuzz_harness.TIMES > 1 or fuzz_harness.ONLY:
+        terminalreporter.section("fuzz")
+        for line in fuzz_harness.summary():
+            terminalreporter.line(line)
 
 
 @pytest.fixture(autouse=True)

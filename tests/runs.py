@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+import command
 from vitreous import TrainConfig
 
 COLOURS = {"rot": (200, 60, 50), "grün": (60, 180, 70), "blau": (50, 80, 200)}
@@ -34,12 +35,20 @@ def draw_folder(root: Path, images: int = 24, side: int = 20) -> Path:
     return root
 
 
-def start(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
+def start(*arguments: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in a process of its own, which can be killed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vitreous", *map(str, arguments)]
+    typed = [sys.executable, "-m", "vitreous", *map(str, arguments)]
     return subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        typed, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
+
+
+def complete(*arguments: object, cwd: Path) -> str:
+    """What a command prints that is run to its end, in this process."""
+    result = command.vitreous(*arguments, cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def step_of(run: Path) -> int:
@@ -51,11 +60,16 @@ def step_of(run: Path) -> int:
         return 0
 
 
-def kill_at(process: subprocess.Popen[str], run: Path, step: int, number: int = signal.SIGKILL) -> tuple[str, str]:
-    """Send a signal once the run has come to a step; what it said."""
+def wait_for(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    """Until the run has come to a step."""
     deadline = time.monotonic() + 120
     while step_of(run) < step and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def kill_at(process: subprocess.Popen[str], run: Path, step: int, number: int = signal.SIGKILL) -> tuple[str, str]:
+    """Send a signal once the run has come to a step; what it said."""
+    wait_for(process, run, step)
     process.send_signal(number)
     return process.communicate(timeout=120)
 

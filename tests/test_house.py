@@ -14,11 +14,12 @@ FLOORS = [
     {"preprocessing", "models"},
     {"weights", "data", "fast"},
     {"evaluation", "inspection"},
+    {"reports"},
     {"training"},
-    {"experiments", "serving"},
+    {"experiments", "benchmark", "serving"},
     {"cli"},
 ]
-LEAVES = {"errors", "draws", "drawing", "memory", "pages"}
+LEAVES = {"errors", "utils"}  # every room may import them; they import nothing but each other
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -55,7 +56,7 @@ def test_rooms_import_downwards_only() -> None:
 def test_a_wrong_import_is_found(tmp_path: Path) -> None:
     for file, text in {
         "models/vit.py": "def f():\n    from vitreous.weights import google\n",
-        "weights/timm.py": "import vitreous.data.sources\n",
+        "weights/timm.py": "import vitreous.data.dataset\n",
         "errors.py": "from vitreous.models import vit\n",
         "cellar/x.py": "from vitreous.models import vit\n",
         "cli/main.py": "from vitreous.models import vit\nimport vitreous.weights.google\n",
@@ -71,6 +72,42 @@ def test_a_wrong_import_is_found(tmp_path: Path) -> None:
         "weights/google.py",
         "weights/timm.py",
     ]
+
+
+PRINTER = "utils/console.py"  # the one file that writes to stdout and stderr: it escapes what it is given
+
+
+def prints(source: Path) -> list[str]:
+    """Where any other file prints, makes a console of rich, or takes hold of a standard stream."""
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            stream = ast.unparse(node) if isinstance(node, ast.Attribute | ast.alias) else ""
+            if called in ("print", "rich.print", "os.write") or called.split(".")[-1] == "Console":
+                found.append(f"{path.relative_to(source)} calls {called}")
+            if stream.removeprefix("sys.").strip("_") in ("stdout", "stderr"):
+                found.append(f"{path.relative_to(source)} uses {stream}")
+    return [line for line in found if not line.startswith(f"{PRINTER} ")]
+
+
+def test_one_file_prints() -> None:
+    assert prints(SOURCE) == []
+
+
+def test_a_print_elsewhere_is_found(tmp_path: Path) -> None:
+    for file, text in {
+        "a.py": "print(label)",
+        "b.py": "from rich.console import Console\nConsole(stderr=True).print(label)",
+        "c.py": "import sys\nsys.stdout.write(label)",
+        "d.py": "from sys import __stderr__",
+        "e.py": "from rich import console\nx = console.Console()",
+        "fine.py": "from rich.console import Console\ndef show(to: Console) -> None:\n    to.print('x')",
+        "utils/console.py": "print(1)",
+    }.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    assert {line.split()[0] for line in prints(tmp_path)} == {"a.py", "b.py", "c.py", "d.py", "e.py"}
 
 
 def modules_after(code: str) -> set[str]:

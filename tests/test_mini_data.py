@@ -1,13 +1,13 @@
 """`examples/mini_data.py` on a handful of images: two data sets become one, and nothing of a test part gets in."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import command
 from vitreous import open_data
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "mini_data.py"
@@ -38,8 +38,7 @@ def inputs(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, out: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPT, "cifar.npz", "imagenette", out, "--workers", "0", *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return command.script(SCRIPT, "cifar.npz", "imagenette", out, "--workers", "0", *options, cwd=folder)
 
 
 def test_one_data_set_of_both(inputs: Path) -> None:

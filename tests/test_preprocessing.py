@@ -2,16 +2,23 @@
 
 import json
 import math
+import struct
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 
+from limits import limited
 from vitreous.errors import VitreousError
 from vitreous.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitreous.utils.images import decode, upright
 
 
 def noise(height: int, width: int, mode: str = "RGB") -> Image.Image:
@@ -154,7 +161,7 @@ def test_json_and_back(preprocessing: Preprocessing) -> None:
     ("data", "message"),
     [
         ([], "expected an object with fields"),
-        ({"sise": 224, "size": 224}, "'sise' not known; the fields are 'size'"),
+        ({"sise": 224, "size": 224}, "unknown fields 'sise'; expected 'size'"),
         ({"size": "224"}, "size = '224'"),
         ({"size": [224]}, r"size = \[224\]"),
         ({"size": 0}, "size = 0"),
@@ -163,7 +170,7 @@ def test_json_and_back(preprocessing: Preprocessing) -> None:
         ({"resize": [256, -1]}, "resize = "),
         ({"interpolation": "cubic"}, "interpolation = 'cubic': expected one of 'nearest', 'bilinear'"),
         ({"interpolation": ["bilinear"]}, "interpolation = "),
-        ({"interpolation": "lanczos", "antialias": False}, "without antialiasing there are 'nearest'"),
+        ({"interpolation": "lanczos", "antialias": False}, "without antialiasing, expected one of 'nearest'"),
         ({"antialias": "no"}, "antialias = 'no'"),
         ({"antialias": 1}, "antialias = 1"),
         ({"crop": "up"}, "crop = 'up'"),
@@ -172,7 +179,7 @@ def test_json_and_back(preprocessing: Preprocessing) -> None:
         ({"mean": [0.5, 0.5, "x"]}, "mean = "),
         ({"std": [0.5, 0.5, 0]}, "std = .*must be positive"),
         ({"std": [0.5, 0.5, math.nan]}, "std = "),
-        ({"std": [0.5]}, "as many as in mean, 3"),
+        ({"std": [0.5]}, "as many values as in mean, 3"),
     ],
 )
 def test_a_wrong_field_is_named(data: Any, message: str) -> None:
@@ -184,3 +191,213 @@ def test_a_thread_of_an_image_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(VitreousError, match="1 x 60000 pixels: too long and thin for a short side of 256"):
         Preprocessing(resize=256).pixels(Image.new("RGB", (60000, 1)))
     assert Preprocessing().pixels(Image.new("RGB", (60000, 1))).shape == (3, 224, 224)
+
+
+def saved(path: Path, image: Image.Image, **options: Any) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def quarters(mode: str = "RGB") -> Image.Image:
+    """Red, green over blue, white, with a slope on them: no turn or flip of it looks the same."""
+    pixels = np.full((16, 32, 3), 255, np.uint8)
+    pixels[:8, :16], pixels[:8, 16:], pixels[8:, :16] = (250, 20, 20), (20, 250, 20), (20, 20, 250)
+    pixels[..., 0] -= np.arange(16, dtype=np.uint8)[:, None] // 2
+    return Image.fromarray(pixels).convert(mode)
+
+
+def oriented(folder: Path, orientation: int, suffix: str = "jpg") -> Path:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return saved(folder / f"turned-{orientation}.{suffix}", quarters(), exif=exif)
+
+
+def deep_grey(folder: Path) -> Path:
+    ramp = np.linspace(0, 65535, 16 * 32).reshape(16, 32).astype(np.uint16)
+    return saved(folder / "deep.png", Image.fromarray(ramp))
+
+
+def deep_colour(folder: Path) -> Path:
+    """Pillow reads RGB in 16 bits, and does not write it."""
+    rows = np.random.default_rng(0).integers(0, 65536, (16, 32, 3)).astype(">u2")
+    lines = b"".join(b"\0" + row.tobytes() for row in rows)
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", 32, 16, 16, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(lines)),
+        (b"IEND", b""),
+    ]
+    packed = [struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in chunks]
+    (folder / "colour16.png").write_bytes(b"".join([b"\x89PNG\r\n\x1a\n", *packed]))
+    return folder / "colour16.png"
+
+
+def transparent(folder: Path) -> Path:
+    image = quarters("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize((32, 16)))
+    return saved(folder / "clear.png", image)
+
+
+def transparent_palette(folder: Path) -> Path:
+    return saved(folder / "palette.png", quarters().quantize(4), transparency=bytes([255, 0, 128, 255]))
+
+
+def animated(folder: Path) -> Path:
+    return saved(folder / "moving.gif", quarters(), save_all=True, append_images=[Image.new("RGB", (32, 16), "black")])
+
+
+FILES: dict[str, Callable[[Path], Path]] = {
+    **{f"EXIF {n}": partial(oriented, orientation=n) for n in range(1, 9)},
+    **{f"EXIF 6, {suffix}": partial(oriented, orientation=6, suffix=suffix) for suffix in ("png", "webp", "tiff")},
+    "16-bit grey": deep_grey,
+    "16-bit RGB": deep_colour,
+    "RGBA": transparent,
+    "LA": lambda folder: saved(folder / "la.png", quarters("LA")),
+    "palette": transparent_palette,
+    "GIF": animated,
+    "CMYK": lambda folder: saved(folder / "cmyk.jpg", quarters("CMYK")),
+    "grey": lambda folder: saved(folder / "grey.jpg", quarters("L")),
+    "1 bit": lambda folder: saved(folder / "bit.png", quarters("1")),
+    "floats": lambda folder: saved(
+        folder / "float.tiff", Image.fromarray(np.random.default_rng(0).random((16, 32)) - 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("write", FILES.values(), ids=FILES)
+@pytest.mark.parametrize(
+    "shown", [Preprocessing(24, 26, "bicubic"), grey(size=24, antialias=False)], ids=["RGB", "grey"]
+)
+def test_an_opened_image_is_what_its_file_is(
+    write: Callable[[Path], Path], shown: Preprocessing, tmp_path: Path
+) -> None:
+    """One decoding for paths, bytes, images that Pillow opened, and copies of those: the commands' own."""
+    file = write(tmp_path)
+    expected = shown(decode(file))  # what `vitreous predict` and data sets show a model
+    assert torch.equal(shown(file), expected)
+    assert torch.equal(shown(str(file)), expected)
+    assert torch.equal(shown(file.read_bytes()), expected)
+    with Image.open(file) as image:
+        assert torch.equal(shown(image), expected)
+        assert torch.equal(shown(image), expected)  # which leaves it as it was
+        assert torch.equal(shown(image.copy()), expected)
+        assert torch.equal(shown(upright(image)), expected)  # and nothing is applied twice
+        assert torch.equal(shown.pixels([file, image]), torch.stack([shown.pixels(file)] * 2))
+
+
+def test_a_photograph_is_upright_and_a_deep_grey_is_not_white(tmp_path: Path) -> None:
+    with Image.open(oriented(tmp_path, 6)) as image:
+        stored = image.info["exif"]
+        pixels = Preprocessing(size=(32, 16)).pixels(image)
+        assert pixels[:, 4, 12].tolist() == pytest.approx([250, 20, 20], abs=30)  # red was top left: top right now
+        assert image.info["exif"] == stored
+        assert image.size == (32, 16)
+        turned = ImageOps.exif_transpose(image)
+        assert torch.equal(Preprocessing(size=(32, 16)).pixels(turned), pixels)
+    with Image.open(deep_grey(tmp_path)) as image:
+        pixels = grey(size=(16, 32)).pixels(image)
+    assert pixels.flatten().tolist() == pytest.approx(np.linspace(0, 255, 16 * 32), abs=1)
+
+
+def test_arrays_and_tensors() -> None:
+    colour, shown = np.asarray(quarters()), Preprocessing(24)
+    expected = shown(quarters())
+    assert torch.equal(shown(colour), expected)
+    planes = torch.from_numpy(colour.transpose(2, 0, 1).copy())
+    assert torch.equal(shown(planes), expected)
+    assert torch.equal(shown(colour[:, ::-1][:, ::-1]), expected)  # in any order of memory
+    plain = shown(quarters("L"))
+    for value in (colour[..., 0] * 0 + np.asarray(quarters("L")), np.asarray(quarters("L"))[..., None]):
+        assert torch.equal(shown(value), plain)
+        assert torch.equal(shown(torch.from_numpy(value.copy().squeeze())), plain)
+    clear = quarters("RGBA")
+    clear.putalpha(99)
+    assert torch.equal(shown(np.asarray(clear)), shown(clear))
+    assert torch.equal(shown(torch.from_numpy(np.array(clear)).permute(2, 0, 1)), shown(clear))
+    batch = [quarters(), planes, colour]
+    assert torch.equal(shown(batch), torch.stack([expected] * 3))
+    assert torch.equal(shown(tuple(batch)), shown(batch))
+    assert torch.equal(shown(np.stack([colour, colour])), torch.stack([expected] * 2))
+    assert torch.equal(shown(torch.stack([planes, planes])), torch.stack([expected] * 2))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "expected an image .*, got None"),
+        (3, "got int"),
+        ([], "no images"),
+        (np.zeros((0, 8, 8, 3), np.uint8), "no images"),
+        ([quarters(), None], "image 1: expected an image .*, got None"),
+        ([[quarters()]], "image 0: expected one image, got several"),
+        ((quarters() for _ in range(2)), "got generator"),
+        ("gone.png", "^gone.png: there is no such file"),
+        (["gone.png"], "^image 0: gone.png: there is no such file"),
+        (Path(__file__), "test_preprocessing.py: not an image"),
+        (b"", "the file is empty"),
+        (np.zeros((8, 8)), "an array of float64: expected uint8, from 0 to 255; for values in 0..1"),
+        (np.zeros((8, 8), np.uint16), "an array of uint16: expected uint8"),
+        (
+            np.zeros((3, 8, 9), np.uint8),
+            r"an array of shape \(3, 8, 9\): expected \(height, width\), or \(height, width, c",
+        ),
+        (np.zeros((8, 8, 2), np.uint8), "with 1, 3 or 4 channels"),
+        (np.zeros((0, 8), np.uint8), "an array of shape"),
+        (np.zeros(8, np.uint8), "an array of shape"),
+        (torch.zeros(3, 8, 8), r"a tensor of float32: expected uint8, from 0 to 255; if it lies in 0..1, \(x \* 255\)"),
+        (
+            torch.zeros(8, 9, 3, dtype=torch.uint8),
+            r"a tensor of shape \(8, 9, 3\): expected .* \(channels, height, width",
+        ),
+        (torch.zeros(2, 3, 8, 8), "image 0: a tensor of float32"),
+        (Image.new("RGB", (0, 5)), "has no pixels: its size is 5 x 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_image_is_a_sentence(value: Any, message: str) -> None:
+    for show in (Preprocessing(8), Preprocessing(8).pixels):
+        with pytest.raises(VitreousError, match=message):
+            show(value)
+
+
+def test_a_file_that_breaks_off_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "cut.png", noise(64, 64))
+    path.write_bytes(path.read_bytes()[:2000])
+    with Image.open(path) as image:
+        for value in (path, image):
+            with pytest.raises(VitreousError, match=r"cut\.png: the file is truncated"):
+                Preprocessing(8)(value)
+    long = saved(tmp_path / "long.png", Image.new("RGB", (60000, 1)))
+    with pytest.raises(VitreousError, match=r"long\.png: 1 x 60000 pixels: too long and thin"):
+        Preprocessing(resize=256)(long)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"size": 1_000_000},
+        {"size": (1, 10**9)},
+        {"resize": 10**6},
+        {"resize": (10**5, 10**5)},
+        {"size": 10**5000},
+        {"size": -(10**5000)},
+    ],
+    ids=["size", "wide", "short side", "squashed", "huge", "huge and negative"],
+)
+def test_sizes_of_terabytes_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(VitreousError, match=r"Preprocessing\.(size|resize) = .*(more than 67,108,864 pixels|positive)"):
+        Preprocessing(**fields)
+    with pytest.raises(VitreousError, match=r"Preprocessing\."):
+        Preprocessing.from_json(fields)
+    if "size" in fields:
+        with pytest.raises(VitreousError, match=r"Preprocessing\.size"):
+            Preprocessing(224, 256).at(fields["size"])
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("shape", [(250_000, 4), (4, 250_000)])
+def test_long_thin_images_take_little_memory(antialias: bool, shape: tuple[int, int]) -> None:
+    image = Image.fromarray(np.zeros((*shape, 3), np.uint8))
+    shown = limited(lambda: Preprocessing(224, antialias=antialias).pixels(image).shape, memory=600 << 20)
+    assert tuple(shown) == (3, 224, 224)
+    with pytest.raises(VitreousError, match="too long and thin"):
+        Preprocessing(1024, antialias=antialias).pixels(Image.fromarray(np.zeros((250_000, 4), np.uint8)))

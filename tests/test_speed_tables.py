@@ -158,7 +158,7 @@ def test_what_is_measured(load: Any) -> None:
 
 
 def test_pictures(load: Any, found: dict[str, Any]) -> None:
-    draw, rendered = load("draw"), load("vitreous.drawing").rendered
+    draw, rendered = load("draw"), load("vitreous.utils.figures").rendered
     series = {"axis": "batch", "x": [1, 2, 4], "ms": [1, 2, 4], "peak_gib": [1, 1, 2]}
     grown = [{**series, "task": task, "time_exponent": 1.0, "memory_exponent": None} for task in ("infer", "train")]
     for figure in (draw.draw_speed(found), draw.draw_roofline(found), draw.draw_growth({"series": grown})):

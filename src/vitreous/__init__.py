@@ -8,13 +8,13 @@ until it is used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from vitreous.data.opening import open_data
-    from vitreous.data.sources import DataSet
+    from vitreous.data.dataset import DataSet
+    from vitreous.data.open_data import open_data
     from vitreous.errors import VitreousError, VitreousWarning
-    from vitreous.fast.running import accelerate
+    from vitreous.fast.accelerate import accelerate
     from vitreous.models.cost import Cost, cost
     from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
     from vitreous.models.vit import VisionTransformer, ViTConfig
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from vitreous.training.recipes import recipe
     from vitreous.training.train import Outcome, resume, train
     from vitreous.weights.load import load
-    from vitreous.weights.report import LoadReport
+    from vitreous.weights.load_report import LoadReport
     from vitreous.weights.save import convert, save
 
 _HOMES = {
     "VitreousError": "vitreous.errors",
     "VitreousWarning": "vitreous.errors",
-    "accelerate": "vitreous.fast.running",
+    "accelerate": "vitreous.fast.accelerate",
     "Cost": "vitreous.models.cost",
     "cost": "vitreous.models.cost",
     "BiT": "vitreous.models.resnet",
@@ -42,15 +42,15 @@ _HOMES = {
     "create": "vitreous.models.zoo",
     "names": "vitreous.models.zoo",
     "Preprocessing": "vitreous.preprocessing",
-    "DataSet": "vitreous.data.sources",
-    "open_data": "vitreous.data.opening",
+    "DataSet": "vitreous.data.dataset",
+    "open_data": "vitreous.data.open_data",
     "TrainConfig": "vitreous.training.config",
     "finetune": "vitreous.training.finetune",
     "recipe": "vitreous.training.recipes",
     "train": "vitreous.training.train",
     "resume": "vitreous.training.train",
     "Outcome": "vitreous.training.train",
-    "LoadReport": "vitreous.weights.report",
+    "LoadReport": "vitreous.weights.load_report",
     "load": "vitreous.weights.load",
     "convert": "vitreous.weights.save",
     "save": "vitreous.weights.save",

@@ -7,9 +7,9 @@ import pytest
 
 from helpers import tiny_vit
 from vitreous import save
+from vitreous.benchmark import bench as module
+from vitreous.benchmark import machine
 from vitreous.cli import main
-from vitreous.experiments import bench as module
-from vitreous.experiments import machine
 
 
 def run(*arguments: object) -> int:
@@ -28,15 +28,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_table_and_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--model", "tiny.safetensors", "--batch-size", 2, "--json", "speed.json") == 0
+def test_a_table_and_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", "tiny.safetensors", "--batch-size", 2) == 0
     out = capsys.readouterr().out
     for name in ("model", "path", "speed", "batch", "time", "arithmetic", "memory", "energy", "start-up"):
         assert f"\n{name} " in f"\n{out}"
     assert "96 x 96 matrices in fp32" in out
-    written = json.loads(Path("speed.json").read_text())
-    assert written["batch_size"] == 2
-    assert f"{written['path']}" in out
+    assert run("--model", "tiny.safetensors", "--batch-size", 2, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_size"] == 2
+    assert f"{found['path']}" in out
 
 
 def test_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +48,7 @@ def test_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_are_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--mode", "train", "--precision", "fp8") == 2
     assert run("--model", "tiny.safetensors", "--precision", "fp8") == 2
-    assert run("--model", "tiny.safetensors", "--json", "nowhere/speed.json") == 2
+    assert run("--model", "tiny.safetensors", "--json", "speed.json") == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(line.startswith("vitreous: ") for line in lines)

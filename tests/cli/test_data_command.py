@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -49,13 +50,14 @@ def test_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows(table) == {
         "data": "pets",
         "images": "16 train, 4 val",
-        "validation": "20% of train, stratified, seed 0",
+        "splits": "20% for validation, held out from train, stratified, seed 0; no test split, which needs at least 100"
+        " images",
         "classes": "2; in train: [bold]dog 6, cat 10",
-        "balance": "the largest class has 1.7 times the images of the smallest (10 at most)",
+        "balance": "the largest class has 1.7 times the images of the smallest (10 and 6)",
         "sizes": "all 12 x 10 (height x width)",
         "colour": "3 channels",
         "unreadable": "none",
-        "copies": "none: no two images have the same bytes",
+        "duplicates": "none: no two images have the same bytes",
     }
     with Image.open("pets-samples.png") as sheet:
         assert sheet.format == "PNG"
@@ -68,19 +70,36 @@ def test_what_is_wrong_is_told_and_no_failure(folder: Path, capsys: pytest.Captu
     (folder / "pets" / "cat" / "list.txt").touch()
     assert run("pets", "--val-fraction", "0", "--no-sheet") == 0
     table = rows(capsys.readouterr().out)
-    assert table["unreadable"].startswith("15 images train: pets/cat/bad0.jpg: not an image, or not of a kind")
+    assert table["unreadable"].startswith("15 images train: pets/cat/bad0.jpg: not an image, or not a supported")
     assert table["unreadable"].endswith("and 3 more; --json lists all")
-    assert table["copies"] == "1 within train train: pets/cat/000.png = train: pets/cat/copy.png"
-    assert table["note"] == "1 file not images by their names: left out (1 .txt)"
-    assert table["validation"] == "no validation split"
+    assert table["duplicates"] == "1 within train train: pets/cat/000.png = train: pets/cat/copy.png"
+    assert table["note"] == "1 file without an image suffix: ignored (1 .txt)"
+    assert table["splits"] == "no validation split"
     assert list(folder.glob("*.png")) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ((4, 4, 4), "4 training images in every class"),
+        ((4, 4, 0), "4 training images in each of 2 classes; 1 class without any"),
+        ((8, 2, 2), "the largest class has 4.0 times the images of the smallest (8 and 2)"),
+    ],
+)
+def test_balance(folder: Path, capsys: pytest.CaptureFixture[str], counts: tuple[int, ...], told: str) -> None:
+    labels = np.repeat(np.arange(3), counts)
+    pixels = np.arange(len(labels) * 64, dtype=np.uint16).astype(np.uint8).reshape(-1, 8, 8)
+    np.savez("set.npz", images=pixels, labels=labels, classes=np.array(["a", "b", "c"]))
+    assert run("set.npz", "--no-sheet", "--val-fraction", "0", "--test-fraction", "0") == 0
+    assert rows(capsys.readouterr().out)["balance"] == told
 
 
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "pets" / "cat" / "bad.jpg").write_bytes(b"text")
     assert run("pets", "--json", "--sheet", "s.png", "--split-seed", "3", "--val-fraction", "0.5") == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["source"], found["sheet"], found["split"]) == ("pets", "s.png", "50% of train, stratified, seed 3")
+    assert (found["source"], found["sheet"]) == ("pets", "s.png")
+    assert found["split"].startswith("52.4% for validation, held out from train, stratified, seed 3")
     assert Path("s.png").is_file()
     assert sum(found["counts"].values()) == 21
     assert found["classes"] == ["[bold]dog", "cat"]
@@ -91,6 +110,21 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["copies"] == []
     assert run("pets", "--json", "--no-sheet") == 0
     assert json.loads(capsys.readouterr().out)["sheet"] is None
+
+
+@pytest.mark.parametrize("sheet", ["gone/x.png", "x.jpg"])
+def test_a_sheet_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixture[str], sheet: str) -> None:
+    """The description is there all the same; the failure is told, and the command fails."""
+    assert run("pets", "--no-sheet") == 0
+    whole = capsys.readouterr().out
+    assert run("pets", "--sheet", sheet) == 2
+    out, err = capsys.readouterr()
+    assert out == whole.replace("no samples drawn; --sheet FILE.png draws some\n", "")
+    assert err.startswith(f"vitreous: {sheet}")
+    assert run("pets", "--sheet", sheet, "--json") == 2
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["counts"], json.loads(out)["sheet"]) == ({"train": 16, "val": 4}, None)
+    assert err.startswith(f"vitreous: {sheet}")
 
 
 def test_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,10 +138,9 @@ def test_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("gone",), "vitreous: gone: there is no such file or folder"),
         (("digit",), "did you mean digits?"),
-        (("pets", "--data-dir", "x"), "data_dir is for data sets that are called by name"),
+        (("pets", "--data-dir", "x"), "data_dir is only for data sets that are given by name"),
         (("cifar10", "--data-dir", "gone"), "there is no folder gone"),
         (("pets", "--val-fraction", "2"), "val_fraction = 2"),
-        (("pets", "--sheet", "gone/x.png"), "gone/x.png: the sheet cannot be written"),
         (("pets", "--sheet", "x.png", "--no-sheet"), "--sheet and --no-sheet"),
         (("pets", "--shet", "x.png"), "--sheet"),
         ((), "DATA"),

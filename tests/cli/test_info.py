@@ -1,8 +1,6 @@
 """`vitreous info`, as a person at a terminal and a script meet it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import command
 import vitreous
 from helpers import oracle, tiny_vit
 from vitreous.cli import main
@@ -75,7 +74,7 @@ def test_labels_notes_and_what_was_ignored(folder: Path, capsys: pytest.CaptureF
     assert run("script.pth", "--heads", "3") == 0
     table = rows(capsys.readouterr().out)
     assert table["ignored"] == "epoch: beside 'teacher'"
-    assert table["note"].startswith("took the weights under 'teacher'; beside them: epoch")
+    assert table["note"].startswith("loaded the weights under 'teacher'; other keys beside it: 'epoch'")
     assert run("bit.npz") == 0
     assert rows(capsys.readouterr().out)["dialect"] == "bit (npz, float32)"
 
@@ -116,8 +115,8 @@ def test_another_size(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (("absent.npz",), "vitreous: absent.npz: no such file or folder"),
-        ((".",), "vitreous: .: a folder of several checkpoints; name one: bit.npz, extra.pth"),
-        (("script.pth",), "vitreous: script.pth: the file does not tell how many heads it has"),
+        ((".",), "vitreous: .: a folder with several checkpoints; give the path of one: bit.npz, extra.pth"),
+        (("script.pth",), "vitreous: script.pth: the file does not contain the number of heads"),
         (("script.pth", "--heads", "5"), "ViTConfig.heads = 5: must divide the width, 48"),
         (("google.npz", "--heads", "4"), "heads = 4, but the file has 3"),
         (("google.npz", "--image-size", "33"), "the nearest height that works is 32 or 40"),
@@ -137,13 +136,8 @@ def test_mistakes(arguments: tuple[str, ...], message: str, folder: Path, capsys
     assert not out
 
 
-def vitreous_info(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vitreous", "info", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-
 def test_a_warning_goes_to_stderr(folder: Path) -> None:
-    result = vitreous_info("extra.pth", "--heads", "3", "--no-strict", "--json")
+    result = command.vitreous("info", "extra.pth", "--heads", "3", "--no-strict", "--json")
     assert result.returncode == 0
     assert result.stderr.startswith("vitreous: warning: extra.pth: read as timm, ")
     assert json.loads(result.stdout)["tensors"]["unexpected"] == ["extra"]
@@ -151,10 +145,10 @@ def test_a_warning_goes_to_stderr(folder: Path) -> None:
 
 def test_a_damaged_file_is_one_sentence(folder: Path) -> None:
     (folder / "cut.safetensors").write_bytes((folder / "native.safetensors").read_bytes()[:-7])
-    result = vitreous_info("cut.safetensors")
+    result = command.vitreous("info", "cut.safetensors")
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
-    assert line.startswith("vitreous: cut.safetensors: the file is cut short: 7 of its ")
+    assert line.startswith("vitreous: cut.safetensors: the file is truncated: 7 of its ")
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

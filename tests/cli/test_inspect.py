@@ -12,10 +12,12 @@ from PIL import Image
 
 from helpers import SMALL_RESNET, draw, tiny_vit
 from runs import draw_folder
-from vitreous import inspection, load, open_data, save, train
+from vitreous import VitreousError, inspection, load, open_data, save, train
 from vitreous.cli import main
-from vitreous.inspection import inspecting, looking
+from vitreous.inspection import internals
 from vitreous.models.resnet import BiT, BiTConfig
+from vitreous.reports import inspect_model
+from vitreous.utils.figures import rendered
 
 pytest.importorskip("matplotlib")
 FIGURES = ("attention", "components", "depth", "relevance", "rollout", "similarity")
@@ -41,6 +43,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of few pixels: half of the time goes into them, and no test here looks at one closely."""
+    monkeypatch.setattr(inspect_model, "rendered", lambda figure, kind, dpi: rendered(figure, kind, 20))
+
+
+@pytest.fixture
+def undrawn(coarse: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the numbers, the page and the folder: the figures are made, and their files have no pixels."""
+    monkeypatch.setattr(inspect_model, "rendered", lambda figure, kind, dpi: kind.encode())
+
+
 def test_everything_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 0
     assert capsys.readouterr().out == "page     seen/index.html\nfigures  30 files beside it, and numbers.json\n"
@@ -55,6 +69,7 @@ def test_everything_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_numbers_are_the_librarys(folder: Path) -> None:
     assert run("inspect", "m.safetensors", "photos/a.png", "--out", "seen", "--size", 32, 48) == 0
     found = json.loads(Path("seen/numbers.json").read_text())
@@ -109,7 +124,7 @@ def test_without_images_two_photographs(folder: Path) -> None:
     pytest.importorskip("sklearn")
     assert run("inspect", "random:vitreous-mini", "--size", 32) == 0
     assert json.loads(Path("inspection/numbers.json").read_text())["images"][1]["name"] == "china.jpg"
-    assert "never trained" in Path("inspection/index.html").read_text()
+    assert "was not trained" in Path("inspection/index.html").read_text()
 
 
 def test_without_a_model_the_one_in_the_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +133,7 @@ def test_without_a_model_the_one_in_the_package(folder: Path, capsys: pytest.Cap
     assert '<h1 class="name">vitreous-mini</h1>' in Path("inspection/index.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_cannot_be_read_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos/c.png").write_bytes(b"no picture")
     assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 1
@@ -127,9 +143,10 @@ def test_what_cannot_be_read_is_left_out(folder: Path, capsys: pytest.CaptureFix
     assert len(found["skipped"]) == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_many_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page shows the first ones; distances are of all, and names that are alike do not hide each other."""
-    monkeypatch.setattr(inspecting, "SHOWN", 2)
+    monkeypatch.setattr(inspect_model, "MAX_IMAGES", 2)
     for sub in ("x", "y"):
         Path("photos", sub).mkdir()
         Path("photos", sub, "a.png").write_bytes(Path("photos/a.png").read_bytes())
@@ -141,10 +158,11 @@ def test_many_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found["images"]) == 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_attention_too_large_for_a_page_is_pooled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspecting, "MOST", 2 * 3 * (1 + 5) ** 2)
+    monkeypatch.setattr(inspect_model, "MAX_WEIGHTS", 2 * 3 * (1 + 5) ** 2)
     seen: list[Any] = []
-    monkeypatch.setattr(inspecting, "write_page", lambda path, page: seen.append(page))
+    monkeypatch.setattr(inspect_model, "write_inspection_page", lambda path, page: seen.append(page))
     assert run("inspect", "m.safetensors", "photos/a.png", "--out", "seen") == 0
     (one,) = seen[0].images
     assert one.coarse == (2, 2)
@@ -158,6 +176,7 @@ def test_attention_too_large_for_a_page_is_pooled(folder: Path, monkeypatch: pyt
     assert one.attention[:, :, 1, 1] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.filterwarnings("ignore:.*the head is all zeros")
 def test_a_new_head_is_not_a_random_model(folder: Path) -> None:
     save(load("m.safetensors", num_classes=5), "new.safetensors")
@@ -167,16 +186,28 @@ def test_a_new_head_is_not_a_random_model(folder: Path) -> None:
     assert sum("zero" in note for note in found["notes"]) == 1
 
 
-def test_a_second_look_takes_the_first_away(folder: Path) -> None:
-    """And nothing that is not its own; names may be long, hidden and in any script."""
+@pytest.mark.usefixtures("undrawn")
+def test_a_second_look_takes_the_first_away(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where that is asked for, and where the folder holds nothing else; names may be long, hidden and in any script."""
     long = Path("photos") / ("." + 50 * "\U00020000" + ".png")
     long.write_bytes(Path("photos/a.png").read_bytes())
     assert run("inspect", "m.safetensors", long, "photos/a.png", "--out", "seen") == 0
+    before = {path.name: path.read_bytes() for path in Path("seen").iterdir()}
+    assert len([name for name in before if name.endswith("-rollout.png")]) == 2
+    again = ("inspect", "m.safetensors", "photos/b.jpg", "--out", "seen")
+    capsys.readouterr()
+    assert run(*again) == 2
+    assert capsys.readouterr().err == (
+        "vitreous: seen exists already: give another name, or replace it with --overwrite\n"
+    )
     Path("seen/mine.png").touch()
-    assert len([path for path in Path("seen").glob("*-rollout.png") if not path.name.startswith(".")]) == 2
-    assert run("inspect", "m.safetensors", "photos/b.jpg", "--out", "seen") == 0
+    assert run(*again, "--overwrite") == 2
+    assert "seen holds other files (mine.png)" in capsys.readouterr().err
+    Path("seen/mine.png").unlink()
+    assert {path.name: path.read_bytes() for path in Path("seen").iterdir()} == before
+    assert run(*again, "--overwrite") == 0
     assert [path.name for path in Path("seen").glob("*-rollout.png")] == ["b-rollout.png"]
-    assert Path("seen/mine.png").exists()
+    assert not list(Path().glob(".seen*"))
 
 
 def test_an_image_with_nothing_in_it(folder: Path) -> None:
@@ -189,9 +220,10 @@ def test_an_image_with_nothing_in_it(folder: Path) -> None:
     assert any(note.startswith("black: token_pca: all tokens are the same") for note in found["notes"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_little_memory_makes_small_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = 4 * (2 + 4 * 3) * 17**2 / looking.SHARE  # what one image takes
-    monkeypatch.setattr(looking, "free_memory", lambda device: 1.2 * one)
+    one = 4 * (2 + 4 * 3) * 17**2 / internals.SHARE  # what one image takes
+    monkeypatch.setattr(internals, "free_memory", lambda device: 1.2 * one)
     assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 0
     assert json.loads(Path("seen/numbers.json").read_text())["distances"]["images"] == 2
     assert run("inspect", "m.safetensors", "photos", "--out", "other", "--size", 64) == 2
@@ -248,3 +280,16 @@ def test_attention_is_called_what_it_is(folder: Path, changes: dict[str, Any], w
     save(tiny_vit(**changes), "other.safetensors")
     assert run("inspect", "other.safetensors", "photos/a.png", "--out", "seen") == 0
     assert f"<!-- attention of the {words} -->" in Path("seen/a-attention.svg").read_text()
+
+
+def test_a_model_in_memory(tmp_path: Path) -> None:
+    """Compiled it is the same model; changed it is another than the page would show."""
+    model = tiny_vit()
+    inspect_model.inspect_model(torch.compile(model), [], tmp_path / "out", inspect_model.ModelDescription("compiled"))
+    assert "ViT of width 48" in json.loads((tmp_path / "out" / "numbers.json").read_text())["model"]["model"]
+    model.blocks[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(
+        VitreousError, match=r"inspect: the model is not as its config describes it.*blocks\.0 has hooks"
+    ):
+        inspect_model.inspect_model(model, [], tmp_path / "none", inspect_model.ModelDescription("changed"))
+    assert not (tmp_path / "none").exists()

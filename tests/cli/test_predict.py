@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import command
 from helpers import tiny_vit
 from vitreous.cli import main
 from vitreous.preprocessing import Preprocessing
@@ -69,6 +71,20 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert answer["probability"] == pytest.approx(reference.probability, abs=1e-6)
 
 
+def test_python_shows_the_model_what_the_command_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`model.preprocessing(Image.open(f))` of a photograph on its side, and of grey in 16 bits."""
+    model, exif = checkpoint(folder / "m.safetensors"), Image.Exif()
+    exif[0x0112] = 8
+    Image.effect_noise((50, 40), 90).save("sideways.jpg", exif=exif)
+    Image.fromarray(np.linspace(0, 65535, 2400).reshape(60, 40).astype(np.uint16)).save("deep.png")
+    assert run("sideways.jpg", "deep.png", "--model", "m.safetensors", "--json", "--top", "7") == 0
+    for line, file in zip(capsys.readouterr().out.splitlines(), ("sideways.jpg", "deep.png"), strict=True):
+        with torch.no_grad(), Image.open(file) as image:
+            probabilities = model(model.preprocessing(image)[None])[0].softmax(-1)
+        for answer in json.loads(line)["top"]:
+            assert answer["probability"] == pytest.approx(probabilities[answer["class"]].item(), abs=1e-6)
+
+
 def test_a_table_for_one_image(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = checkpoint(folder / "m.safetensors")
     assert run("pictures/1.png", "--model", "m.safetensors", "--top", "7") == 0
@@ -104,6 +120,23 @@ def test_names_are_assumed_aloud(folder: Path, capsys: pytest.CaptureFixture[str
     assert "the names are ImageNet-1k's" in err
 
 
+def test_guesses_are_one_line_and_none_after_a_conversion(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_vit(width=64, heads=1, gelu="erf", resample="timm")
+    save_file(model.state_dict(), folder / "bare.safetensors")
+    assert run("pictures/0.png", "--model", "bare.safetensors") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    order = [line.index(word) for word in ("preprocessing: ", "heads: 1", "pool: ", "GELU: ", "positions: ")]
+    assert order == sorted(order)
+    main(["convert", "bare.safetensors", "native.safetensors", "--to", "native"])
+    assert capsys.readouterr().err == f"vitreous: note: {line}\n"
+    assert run("pictures/0.png", "--model", "native.safetensors") == 0
+    assert capsys.readouterr().err == ""
+    main(["info", "native.safetensors"])  # they are kept, for who asks
+    out = capsys.readouterr().out
+    assert out.count("guess ") == 5
+    assert "heads: 1, the usual number at width 64" in out
+
+
 def test_files_that_cannot_be_decoded_are_named_and_skipped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint(folder / "m.safetensors")
     (folder / "pictures" / "2.png").write_bytes(b"")
@@ -125,9 +158,9 @@ def test_files_that_cannot_be_decoded_are_named_and_skipped(folder: Path, capsys
     ("arguments", "message"),
     [
         (("gone.png", "--model", "m.safetensors"), "vitreous: gone.png: there is no such file or folder"),
-        (("--model", "m.safetensors"), "no images were named"),
-        (("pictures", "--model", "m.safetensors", "--top", "0"), "--top and --batch-size must be 1 or more"),
-        (("pictures", "--model", "m.safetensors", "--batch-size", "0"), "--top and --batch-size must be 1 or more"),
+        (("--model", "m.safetensors"), "no images were given"),
+        (("pictures", "--model", "m.safetensors", "--top", "0"), "top = 0: must be 1 or more"),
+        (("pictures", "--model", "m.safetensors", "--batch-size", "0"), "batch_size = 0: must be 1 or more"),
         (("pictures", "--model", "m.safetensors", "--device", "gpu"), "device = 'gpu' cannot be used here"),
         (("pictures", "--model", "headless.safetensors"), "has no head"),
     ],
@@ -152,14 +185,10 @@ def test_names_that_cannot_be_printed(folder: Path, flags: list[str]) -> None:
     for name in names:
         Path(os.fsdecode(name)).write_bytes(picture)
     Path(os.fsdecode(b"\xff.png")).write_bytes(b"broken")
-    command = [sys.executable, "-m", "vitreous", "predict", ".", "--model", "m.safetensors", *flags]
-    result = subprocess.run(
-        command, capture_output=True, check=False, timeout=120, env={**os.environ, "PYTHONIOENCODING": "ascii"}
-    )
+    result = command.vitreous("predict", ".", "--model", "m.safetensors", *flags, encoding="ascii")
     assert result.returncode == 1
-    assert b"Traceback" not in result.stderr
-    assert b"not an image" in result.stderr
-    assert b"\x1b" not in result.stdout + result.stderr
+    assert "not an image" in result.stderr
+    assert "\x1b" not in result.stdout + result.stderr
     lines = result.stdout.splitlines()
     assert len(lines) == 7 + len(flags)  # the broken one is in the JSON too
     if flags:
@@ -173,9 +202,9 @@ def test_on_a_terminal(folder: Path) -> None:
         (folder / "pictures" / f"a rather long name of a picture {i}.png").symlink_to("0.png")
     (folder / "pictures" / "z.png").write_bytes(b"broken")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "vitreous", "predict", "pictures", "--model", "m.safetensors", "--batch-size", "8"]
+    typed = [sys.executable, "-m", "vitreous", "predict", "pictures", "--model", "m.safetensors", "--batch-size", "8"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+    with subprocess.Popen(typed, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         shown = b""
         try:
@@ -193,5 +222,5 @@ def test_on_a_terminal(folder: Path) -> None:
     assert len(answers) == 44
     assert all(len(line) <= 80 for line in answers)
     assert any(line.startswith("…") for line in answers)
-    assert "vitreous: pictures/z.png: not an image, or not of a kind that can be read; skipped" in lines
+    assert "vitreous: pictures/z.png: not an image, or not a supported format; skipped" in lines
     assert "━" not in lines[-1]

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import command
 import vitreous
 
 NOTE = "vitreous-mini answers, which knows 20 classes: airplane, "
@@ -22,8 +22,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vitreous", *arguments, "--device", "cpu"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    result = command.vitreous(*arguments, "--device", "cpu", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 def test_a_photograph_alone(folder: Path) -> None:

@@ -9,15 +9,8 @@ import sys
 
 import pytest
 
+from command import vitreous
 from vitreous.training.recipes import RECIPES, card
-
-
-def vitreous(*arguments: str) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [sys.executable, "-m", "vitreous", *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert "Traceback" not in result.stderr
-    return result
 
 
 def words(text: str) -> str:
@@ -26,7 +19,7 @@ def words(text: str) -> str:
 
 def test_the_list() -> None:
     lines = vitreous("recipes").stdout.splitlines()
-    assert lines[0].split() == ["name", "data", "result", "time", "hardware"]
+    assert lines[0].split() == ["name", "data", "result", "measured", "on", "time", "hardware"]
     assert max(map(len, lines)) <= 120
     assert not [line for line in lines if line != line.rstrip()]
     assert {line.split()[0] for line in lines if line and line[0] != " "} >= set(RECIPES)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from command import vitreous
 from runs import TINY_RUN, draw_folder
 from vitreous import TrainConfig
 
@@ -28,7 +29,7 @@ def help_text() -> str:
     """What `--help` says on a terminal, from a process that never saw torch."""
     code = (
         "import sys\nfrom vitreous.cli import main\n"
-        "try:\n    main(['train', '--help'])\nexcept SystemExit as end:\n    code = end.code\n"
+        "code = 0\ntry:\n    main(['train', '--help'])\nexcept SystemExit as end:\n    code = end.code\n"
         "heavy = [name for name in ('torch', 'numpy', 'PIL') if name in sys.modules]\n"
         "print('HEAVY', heavy, 'CODE', code or 0)"
     )
@@ -67,7 +68,7 @@ def test_help_is_there_at_once(help_text: str) -> None:
 
 def test_help_lists_every_field_once(help_text: str) -> None:
     found = described(help_text)
-    assert set(found) == {"--help", "--recipe", "--resume", *map(flag, FIELDS)}
+    assert set(found) == {"--help", "--recipe", "--resume", "--overwrite", *map(flag, FIELDS)}
     for field in FIELDS:
         assert len(re.findall(rf"^[│ ]*{flag(field)}(?=[ ,]|$)", help_text, re.MULTILINE)) == 1
 
@@ -83,9 +84,7 @@ def test_help_says_what_a_field_is(help_text: str, field: str) -> None:
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vitreous", "train", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False, timeout=120)
+    return vitreous("train", *arguments, cwd=cwd)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitreous.data.opening import open_data
+from vitreous.data.dataset import DataSet
+from vitreous.data.open_data import open_data
 from vitreous.data.options import Reading
-from vitreous.data.sources import DataSet
 from vitreous.errors import VitreousError
 
 WHOLE = Reading(val_fraction=0)
@@ -54,7 +54,7 @@ def test_a_doubt_is_noted(tmp_path: Path) -> None:
     data = opened(tmp_path, images=np.zeros((20, 3, 7, 3), np.uint8), labels=CLASSES)
     assert data.train.array is not None
     assert data.train.array.shape == (20, 3, 7, 3)
-    assert "the last axis was taken for the channels" in data.notes[0]
+    assert "the last axis is used as channels" in data.notes[0]
 
 
 @pytest.mark.parametrize("form", ["x_train y_train x_test y_test", "train_images train_labels test_images test_labels"])
@@ -63,7 +63,7 @@ def test_splits(tmp_path: Path, form: str) -> None:
     data = opened(tmp_path, Reading(), **arrays)
     assert {name: len(source) for name, source in data.splits.items()} == {"train": 16, "val": 4, "test": 8}
     assert data.val is not None
-    assert data.val.labels.tolist() == [0, 1, 2, 3] or sorted(data.val.labels.tolist()) == [0, 1, 2, 3]
+    assert sorted(data.val.labels.tolist()) == [0, 1, 2, 3]
     val = {"val_images": COLOUR[:4], "val_labels": CLASSES[:4]} if "train_images" in form else {}
     val = val or {"x_val": COLOUR[:4], "y_val": CLASSES[:4]}
     data = opened(tmp_path, Reading(), **arrays, **val)
@@ -78,13 +78,56 @@ def test_names(tmp_path: Path) -> None:
     assert data.notes == ("no training image of 1 class: 'elk'",)
     written = opened(tmp_path, images=COLOUR, labels=np.array(names)[CLASSES])
     assert written.classes == ("ant", "bee", "cat", "dog")
-    assert "labels out of range: '3'; there are 3 classes" in refused(
+    assert "labels out of range: 3 (first at labels[3]); there are 3 classes, counted from 0" in refused(
         tmp_path, images=COLOUR, labels=CLASSES, classes=names[:3]
     )
-    assert "labels out of range: '-1'" in refused(tmp_path, images=COLOUR, labels=CLASSES - 1, classes=names)
+    assert "labels out of range: -1" in refused(tmp_path, images=COLOUR, labels=CLASSES - 1, classes=names)
     assert "several classes have the same name: 'ant'" in refused(
         tmp_path, images=COLOUR, labels=CLASSES, classes=[*names[:4], "ant"]
     )
+
+
+AS_TEXT = sorted(map(str, range(12)))  # "0", "1", "10", "11", "2"...: how `datasets` and np.unique order folders
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float32])
+def test_a_number_is_an_index_also_where_names_are_numbers(tmp_path: Path, dtype: Any) -> None:
+    labels = np.arange(20) % 12
+    data = opened(tmp_path, images=COLOUR, labels=labels.astype(dtype), classes=AS_TEXT)
+    assert data.classes == tuple(AS_TEXT)
+    assert data.train.labels.tolist() == labels.tolist()  # label 2 is the third class, which is called "10"
+    one_hot = opened(tmp_path, images=COLOUR, labels=np.eye(12)[labels], classes=np.array(AS_TEXT, "S"))
+    assert (one_hot.classes, one_hot.train.labels.tolist()) == (tuple(AS_TEXT), labels.tolist())
+    many = np.random.default_rng(0).integers(0, 2, (20, 12))
+    assert opened(tmp_path, images=COLOUR, labels=many, classes=AS_TEXT).train.labels.tolist() == many.tolist()
+
+
+def test_a_text_is_a_name_also_where_it_is_a_number(tmp_path: Path) -> None:
+    data = opened(tmp_path, images=COLOUR, labels=np.array(AS_TEXT[:4])[CLASSES], classes=AS_TEXT)
+    assert [data.classes[i] for i in data.train.labels[:4]] == AS_TEXT[:4]
+    assert "not among the names of the 4 classes: '0', '1', '2', '3' (first at labels[0])" in refused(
+        tmp_path, images=COLOUR, labels=CLASSES.astype(str), classes=list("abcd")
+    )
+
+
+def test_classes_that_are_numbers(tmp_path: Path) -> None:
+    """As np.unique gives them: labels are such numbers, unless they could be indices, too."""
+    values = np.array([3, 7, 9, 12])
+    data = opened(tmp_path, images=COLOUR, labels=values[CLASSES], classes=values)
+    assert (data.classes, data.train.labels.tolist()) == (("3", "7", "9", "12"), CLASSES.tolist())
+    assert opened(tmp_path, images=COLOUR, labels=CLASSES, classes=values).train.labels.tolist() == CLASSES.tolist()
+    counted = opened(tmp_path, images=COLOUR, labels=CLASSES, classes=np.arange(4))
+    assert (counted.classes, counted.train.labels.tolist()) == (("0", "1", "2", "3"), CLASSES.tolist())
+    assert "a label could be a name or an index" in refused(
+        tmp_path, images=COLOUR, labels=CLASSES, classes=CLASSES[3::-1]
+    )
+
+
+def test_labels_written_in_several_ways(tmp_path: Path) -> None:
+    arrays = {"x_train": COLOUR, "y_train": CLASSES, "x_test": COLOUR, "y_test": CLASSES.astype(str)}
+    for more in ({}, {"classes": list("0123")}):
+        message = refused(tmp_path, **arrays, **more)
+        assert "labels of different types (0 at y_train[0], '0' at y_test[0])" in message
 
 
 def test_several_labels(tmp_path: Path) -> None:
@@ -95,28 +138,34 @@ def test_several_labels(tmp_path: Path) -> None:
         assert data.train.labels.tolist() == held.astype(bool).tolist()
     one_hot = opened(tmp_path, images=GREY, labels=np.eye(4)[CLASSES])
     assert (one_hot.multi_label, one_hot.train.labels.tolist()) == (False, CLASSES.tolist())
-    assert "taken as one class each" in one_hot.notes[0]
-    assert "expected 0 and 1 in it" in refused(tmp_path, images=GREY, labels=held * 2)
-    assert "labels for 3 classes, and the names of 2" in refused(tmp_path, images=GREY, labels=held, classes=["a", "b"])
+    assert "labels are one-hot: each image has one class" in one_hot.notes[0]
+    assert "expected only 0 and 1 in it" in refused(tmp_path, images=GREY, labels=held * 2)
+    assert "labels for 3 classes, but 2 class names" in refused(tmp_path, images=GREY, labels=held, classes=["a", "b"])
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": COLOUR / 255, "labels": CLASSES}, "images is of float64, and images are kept as uint8"),
-        ({"images": COLOUR.astype(np.int16), "labels": CLASSES}, "images is of int16"),
-        ({"images": COLOUR, "labels": CLASSES[:19]}, "20 images and 19 labels"),
-        ({"images": COLOUR, "labels": CLASSES - 1}, "labels out of range: '-1'"),
-        ({"images": COLOUR, "labels": CLASSES + 0.5}, "a label is 0.5"),
+        ({"images": COLOUR / 255, "labels": CLASSES}, "images has dtype float64, expected uint8"),
+        ({"images": COLOUR.astype(np.int16), "labels": CLASSES}, "images has dtype int16"),
+        ({"images": COLOUR, "labels": CLASSES[:19]}, "images and labels have different lengths: 20 and 19"),
+        ({"images": COLOUR, "labels": CLASSES - 1}, "labels out of range: -1 (first at labels[0])"),
+        ({"images": COLOUR, "labels": CLASSES + 0.5}, "labels[0]: the label is 0.5"),
+        ({"images": COLOUR, "labels": CLASSES, "classes": np.arange(4) / 2}, "classes has dtype float64"),
+        (
+            {"images": COLOUR, "labels": CLASSES, "classes": list("abcd"), "names": list("abcd")},
+            "could both be the class names",
+        ),
+        ({"images": COLOUR, "labels": CLASSES % 2 == 0, "classes": ["no", "yes"]}, "labels are true and false"),
         ({"images": COLOUR, "labels": CLASSES * 0}, "only one class"),
         ({"images": COLOUR[:1], "labels": CLASSES[:1]}, "only one class, '0', with 1 image"),
-        ({"images": COLOUR[:0], "labels": CLASSES[:0]}, "no images in it"),
-        ({"images": COLOUR.reshape(20, -1), "labels": CLASSES}, "images is of shape (20, 90)"),
-        ({"images": COLOUR[..., :2], "labels": CLASSES}, "images is of shape (20, 6, 5, 2)"),
+        ({"images": COLOUR[:0], "labels": CLASSES[:0]}, "the file contains no images"),
+        ({"images": COLOUR.reshape(20, -1), "labels": CLASSES}, "images has shape (20, 90)"),
+        ({"images": COLOUR[..., :2], "labels": CLASSES}, "images has shape (20, 6, 5, 2)"),
         ({"pictures": COLOUR, "labels": CLASSES}, "the arrays are 'pictures', 'labels'"),
-        ({"images": COLOUR, "x": COLOUR, "labels": CLASSES}, "images and x could both be of train"),
-        ({"images": COLOUR, "labels": CLASSES.astype(object)}, "it holds Python objects, which are not opened"),
-        ({"x_test": COLOUR, "y_test": CLASSES}, "expected images and labels, or x_train"),
+        ({"images": COLOUR, "x": COLOUR, "labels": CLASSES}, "images and x could both belong to train"),
+        ({"images": COLOUR, "labels": CLASSES.astype(object)}, "labels holds Python objects, which are not loaded"),
+        ({"x_test": COLOUR, "y_test": CLASSES}, "expected arrays called images and labels, or x_train"),
         (
             {"x_train": COLOUR, "y_train": CLASSES % 2, "x_test": COLOUR, "y_test": CLASSES},
             "classes of test that train does not have: '2', '3'",
@@ -133,5 +182,13 @@ def test_damaged_files(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (b"", b"PK\x03\x04", whole[:300], whole[:200] + b"\0" * 50 + whole[250:]):
         path.write_bytes(damaged)
-        with pytest.raises(VitreousError, match=r"cut\.npz: cannot be read as a \.npz file"):
+        with pytest.raises(VitreousError, match=r"cut\.npz: not a readable \.npz file"):
             open_data(path)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_texts_with_characters_that_do_not_exist(tmp_path: Path, order: str) -> None:
+    labels = np.array([0x61, 0x110000] * 4, f"{order}u4").view(f"{order}U1")
+    np.savez(tmp_path / "x.npz", images=np.zeros((8, 8, 8), np.uint8), labels=labels)
+    with pytest.raises(VitreousError, match="labels: texts with invalid characters"):
+        open_data(tmp_path / "x.npz", Reading())

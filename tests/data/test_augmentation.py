@@ -7,13 +7,13 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from vitreous import draws
-from vitreous.data.augmentation import augment, crop_box, crop_boxes, crop_draws, flips
+from vitreous.data.augmentation import augment, crop_box, crop_boxes, crop_draws, flip_mask
 from vitreous.data.geometry import affine, gather_boxes
-from vitreous.data.mixing import mix
+from vitreous.data.mixup import mix
 from vitreous.data.options import Augmentation
-from vitreous.data.randaugment import OPERATIONS, moves, recolour
+from vitreous.data.randaugment import OPERATIONS, apply_colour_operations, geometric_matrices
 from vitreous.errors import VitreousError
+from vitreous.utils import random_keys
 
 OFF: dict[str, Any] = {
     "crop": 1.0, "aspect": 1.0, "shift": 0.0, "flip": False, "randaugment": 0, "magnitude": 9.0,
@@ -30,7 +30,7 @@ def options(**changes: Any) -> Augmentation:
 
 
 def keys(count: int, seed: int = 0) -> Tensor:
-    return draws.keys(seed, torch.arange(count))
+    return random_keys.keys(seed, torch.arange(count))
 
 
 def bytes_(*shape: int) -> Tensor:
@@ -95,8 +95,8 @@ def test_the_box_of_one_image_is_that_of_the_batch(crop: float, aspect: float) -
 
 
 def test_flips() -> None:
-    assert not flips(keys(100), options()).any()
-    mirrored = flips(keys(4000), options(flip=True))
+    assert not flip_mask(keys(100), options()).any()
+    mirrored = flip_mask(keys(4000), options(flip=True))
     assert mirrored.dtype == torch.bool
     assert 1850 < mirrored.sum() < 2150
 
@@ -137,7 +137,10 @@ def test_every_operation_as_pillow_does_it(height: int, width: int, channels: in
     images = bytes_(2 * len(OPERATIONS), channels, height, width).float()
     operation = torch.arange(len(OPERATIONS)).repeat(2)
     amount = torch.tensor([strength, -strength]).repeat_interleave(len(OPERATIONS))
-    out = affine(recolour(images, operation, amount, strength), moves(operation, amount, (height, width))[:, :2])
+    out = affine(
+        apply_colour_operations(images, operation, amount, strength),
+        geometric_matrices(operation, amount, (height, width))[:, :2],
+    )
     for image, number, share, pixels in zip(images, operation, amount.tolist(), out, strict=True):
         expected = tensor(reference(picture(image), OPERATIONS[number], share))
         assert (pixels - expected).abs().max() < 2, (OPERATIONS[number], share)
@@ -210,7 +213,7 @@ def test_three_augment(size: tuple[int, int]) -> None:
 def test_jitter_as_pillow_in_three_steps() -> None:
     image, n = bytes_(1, 3, 15, 22), 400
     out = augment(image.expand(n, -1, -1, -1), keys(n), options(jitter=0.4))
-    factors = 1 + 0.4 * (2 * draws.uniform(keys(n), "jitter", 3) - 1)
+    factors = 1 + 0.4 * (2 * random_keys.uniform(keys(n), "jitter", 3) - 1)
     assert 0.6 <= factors.min() < 0.61
     assert 1.39 < factors.max() <= 1.4
     for pixels, (bright, contrasting, colourful) in zip(out[:40], factors.tolist(), strict=False):
@@ -258,7 +261,7 @@ def test_an_image_alone_is_the_image_in_its_batch(channels: int) -> None:
     images, sizes = bytes_(n, channels, 17, 26), torch.randint(5, 300, (2, n))
     chosen, numbers = Augmentation(**EVERYTHING), keys(n)
     together = augment(images, numbers, chosen)
-    boxes, mirrored = crop_boxes(numbers, *sizes, 1.0, chosen), flips(numbers, chosen)
+    boxes, mirrored = crop_boxes(numbers, *sizes, 1.0, chosen), flip_mask(numbers, chosen)
     assert 0 <= together.min() <= together.max() <= 255
     for i in range(n):
         one = slice(i, i + 1)
@@ -266,7 +269,7 @@ def test_an_image_alone_is_the_image_in_its_batch(channels: int) -> None:
         differs = (alone - together[one]).abs() > 1e-3
         assert differs.float().mean() < 0.005  # where rounding decides about a level, and a table makes much of it
         torch.testing.assert_close(crop_boxes(numbers[one], *sizes[:, one], 1.0, chosen), boxes[one])
-        assert torch.equal(flips(numbers[one], chosen), mirrored[one])
+        assert torch.equal(flip_mask(numbers[one], chosen), mirrored[one])
     assert (augment(images, keys(n, seed=1), chosen) - together).abs().mean() > 5
 
 
@@ -300,7 +303,7 @@ def everything(flat: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Ten
     sides = torch.full_like(keys, 40)
     boxes = crop_boxes(keys, sides, sides, 1.0, chosen)
     offsets = torch.arange(len(keys), device=keys.device) * (40 * 40 * 3)
-    images = gather_boxes(flat, offsets, sides, sides, boxes, flips(keys, chosen), (32, 32), 3, taps=2)
+    images = gather_boxes(flat, offsets, sides, sides, boxes, flip_mask(keys, chosen), (32, 32), 3, taps=2)
     return mix(augment(images, keys, chosen), targets, keys, chosen)
 
 

@@ -47,10 +47,10 @@ def test_enhanced_as_pillow_enhances(ours, theirs, height: int, width: int, mode
 @pytest.mark.parametrize(("low", "high"), [(0, 256), (40, 180), (7, 8), (100, 102), (250, 256)])
 def test_equalised_and_stretched_as_pillow_does(height: int, width: int, mode: str, low: int, high: int) -> None:
     image = noise(height, width, mode, low, high)
-    levels = colour.levels(batch(image))
-    equalised = colour.look_up(colour.equalise_tables(levels), levels)
+    levels = colour.to_levels(batch(image))
+    equalised = colour.apply_tables(colour.equalise_tables(levels), levels)
     assert torch.equal(equalised, batch(ImageOps.equalize(image)))
-    stretched = colour.look_up(colour.autocontrast_tables(levels), levels)
+    stretched = colour.apply_tables(colour.autocontrast_tables(levels), levels)
     assert (stretched - batch(ImageOps.autocontrast(image))).abs().max() < 1.01
 
 
@@ -80,4 +80,4 @@ def test_blurred_as_scipy_blurs(height: int, width: int) -> None:
 
 
 def test_levels_are_the_nearest_and_stay_inside() -> None:
-    assert colour.levels(torch.tensor([-3.0, 0.4, 0.6, 254.7, 300.0])).tolist() == [0, 0, 1, 255, 255]
+    assert colour.to_levels(torch.tensor([-3.0, 0.4, 0.6, 254.7, 300.0])).tolist() == [0, 0, 1, 255, 255]

@@ -5,13 +5,13 @@ import pickle
 import pytest
 import torch
 
-from vitreous.data.sampling import Stream
+from vitreous.data.sampling import TrainingSampler
 from vitreous.errors import VitreousError
 
 
 @pytest.mark.parametrize("images", [1, 2, 7, 1000])
 def test_every_epoch_has_every_image_once(images: int) -> None:
-    stream = Stream(images, seed=0)
+    stream = TrainingSampler(images, seed=0)
     for epoch in (0, 1, 2, 10**9):
         part = stream.indices(epoch * images, (epoch + 1) * images)
         assert part.dtype == torch.int64
@@ -19,14 +19,16 @@ def test_every_epoch_has_every_image_once(images: int) -> None:
 
 
 def test_the_order_is_another_in_each_epoch_and_for_each_seed() -> None:
-    orders = [tuple(Stream(50, seed).indices(50 * e, 50 * e + 50).tolist()) for seed in range(5) for e in range(5)]
+    orders = [
+        tuple(TrainingSampler(50, seed).indices(50 * e, 50 * e + 50).tolist()) for seed in range(5) for e in range(5)
+    ]
     assert len(set(orders)) == 25
-    assert Stream(50, 3).indices(0, 200).equal(Stream(50, 3).indices(0, 200))
+    assert TrainingSampler(50, 3).indices(0, 200).equal(TrainingSampler(50, 3).indices(0, 200))
 
 
 def test_the_order_is_random() -> None:
     """Where an image comes in an epoch says nothing about where it comes in the next."""
-    stream = Stream(5000, 0)
+    stream = TrainingSampler(5000, 0)
     places = [stream.indices(e * 5000, (e + 1) * 5000).argsort().double() for e in range(3)]
     for one, two in ((places[0], places[1]), (places[1], places[2]), (places[0], torch.arange(5000.0).double())):
         assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1]) < 5 / 5000**0.5
@@ -35,8 +37,8 @@ def test_the_order_is_random() -> None:
 @pytest.mark.parametrize("balanced", [False, True])
 def test_any_stretch_is_cut_from_one_sequence(balanced: bool) -> None:
     classes = torch.arange(13) % 3 if balanced else None
-    whole = Stream(13, 1, classes).indices(0, 78)
-    stream = Stream(13, 1, classes)
+    whole = TrainingSampler(13, 1, classes).indices(0, 78)
+    stream = TrainingSampler(13, 1, classes)
     for start in range(0, 60, 7):
         for stop in (start, start + 1, start + 5, start + 13, 78):
             assert torch.equal(stream.indices(start, stop), whole[start:stop]), (start, stop)
@@ -44,21 +46,21 @@ def test_any_stretch_is_cut_from_one_sequence(balanced: bool) -> None:
 
 def test_batches_straddle_epochs() -> None:
     """Nothing is left out at the end of an epoch, and nothing is short."""
-    stream = Stream(10, 0)
+    stream = TrainingSampler(10, 0)
     batches = [stream.indices(step * 4, step * 4 + 4) for step in range(5)]
     assert all(len(batch) == 4 for batch in batches)
     assert torch.cat(batches).bincount().tolist() == [2] * 10
 
 
 def test_a_batch_of_several_epochs() -> None:
-    assert Stream(1, 0).indices(3, 11).tolist() == [0] * 8
-    many = Stream(3, 0).indices(3, 3 + 3 * 7)
+    assert TrainingSampler(1, 0).indices(3, 11).tolist() == [0] * 8
+    many = TrainingSampler(3, 0).indices(3, 3 + 3 * 7)
     assert many.bincount().tolist() == [7, 7, 7]
 
 
 def test_a_copy_goes_on_in_the_same_way() -> None:
     for classes in (None, torch.arange(20) % 4):
-        stream = Stream(20, 5, classes)
+        stream = TrainingSampler(20, 5, classes)
         stream.indices(0, 30)  # with something remembered
         copy = pickle.loads(pickle.dumps(stream))
         assert torch.equal(copy.indices(10, 90), stream.indices(10, 90))
@@ -85,7 +87,7 @@ def labels(counts: list[int]) -> torch.Tensor:
 def test_classes_have_equal_parts_of_every_epoch(counts: list[int]) -> None:
     classes = labels(counts)
     images = len(classes)
-    stream = Stream(images, 0, classes)
+    stream = TrainingSampler(images, 0, classes)
     for epoch in range(5):
         part = stream.indices(epoch * images, (epoch + 1) * images)
         drawn = classes[part].bincount(minlength=len(counts))
@@ -97,7 +99,7 @@ def test_classes_have_equal_parts_of_every_epoch(counts: list[int]) -> None:
 def test_small_classes_are_used_up_in_every_epoch(counts: list[int]) -> None:
     classes = labels(counts)
     images, share = len(classes), len(classes) // len(counts)
-    stream = Stream(images, 0, classes)
+    stream = TrainingSampler(images, 0, classes)
     for epoch in range(5):
         part = stream.indices(epoch * images, (epoch + 1) * images)
         for number, count in enumerate(counts):
@@ -110,15 +112,24 @@ def test_small_classes_are_used_up_in_every_epoch(counts: list[int]) -> None:
 
 def test_large_classes_are_all_seen_in_time() -> None:
     classes = labels([90, 10])
-    seen = Stream(100, 0, classes).indices(0, 2000)
+    seen = TrainingSampler(100, 0, classes).indices(0, 2000)
     assert len(seen.unique()) == 100
 
 
 def test_class_numbers_may_have_gaps() -> None:
     classes = torch.tensor([7, 7, 7, 7, 2, 2])
-    assert classes[Stream(6, 0, classes).indices(0, 6)].bincount(minlength=8).tolist() == [0, 0, 3, 0, 0, 0, 0, 3]
+    assert classes[TrainingSampler(6, 0, classes).indices(0, 6)].bincount(minlength=8).tolist() == [
+        0,
+        0,
+        3,
+        0,
+        0,
+        0,
+        0,
+        3,
+    ]
 
 
 def test_several_labels_cannot_be_balanced() -> None:
     with pytest.raises(VitreousError, match="balanced"):
-        Stream(4, 0, torch.ones(4, 3, dtype=torch.bool))
+        TrainingSampler(4, 0, torch.ones(4, 3, dtype=torch.bool))

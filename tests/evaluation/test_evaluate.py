@@ -11,18 +11,18 @@ from PIL import Image
 
 from helpers import tiny_vit
 from vitreous import VitreousError
-from vitreous.data.arrays import Arrays
-from vitreous.data.encoded import Files
+from vitreous.data.arrays import ArraySource
+from vitreous.data.encoded import FileSource
+from vitreous.data.open_data import open_data
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.matching import Match
-from vitreous.evaluation.real import RealScores, read_real
+from vitreous.evaluation.real_labels import RealScores, read_real
 from vitreous.evaluation.subject import (
     Loading,
     Subject,
     learn_and_measure,
     measured_split,
     open_subject,
-    open_whole,
 )
 from vitreous.preprocessing import Preprocessing
 
@@ -35,9 +35,9 @@ def subject(**changes: object) -> Subject:
     return Subject("tiny", model)
 
 
-def pictures(count: int = 30, classes: int = 3) -> Arrays:
+def pictures(count: int = 30, classes: int = 3) -> ArraySource:
     random = np.random.default_rng(0)
-    return Arrays(random.integers(0, 256, (count, 40, 44, 3), dtype=np.uint8), torch.arange(count) % classes, "x")
+    return ArraySource(random.integers(0, 256, (count, 40, 44, 3), dtype=np.uint8), torch.arange(count) % classes, "x")
 
 
 @pytest.mark.parametrize("size", [None, 24, 48])
@@ -77,11 +77,11 @@ def test_what_cannot_be_scored_is_one_sentence() -> None:
         Loading(batch_size=0)
 
 
-def files(folder: Path, names: list[str]) -> Files:
+def files(folder: Path, names: list[str]) -> FileSource:
     folder.mkdir()
     for number, name in enumerate(names):
         pictures().image(number).save(folder / name)
-    return Files(folder, names, torch.arange(len(names)) % 3)
+    return FileSource(folder, names, torch.arange(len(names)) % 3)
 
 
 def test_unreadable_images_are_left_out_and_named(tmp_path: Path) -> None:
@@ -163,15 +163,15 @@ def folder(root: Path, *parts: str) -> Path:
 
 
 def test_which_split_is_measured(tmp_path: Path) -> None:
-    alone = open_whole(folder(tmp_path / "alone", "."))
+    alone = open_data(folder(tmp_path / "alone", "."))
     assert [(name, len(source)) for name, source in [measured_split(alone)]] == [("all", 20)]
     parts = learn_and_measure(alone)
     assert (len(parts.train), len(parts.test)) == (16, 4)
     assert "set aside" in parts.told
-    both = open_whole(folder(tmp_path / "both", "train", "val"))
+    both = open_data(folder(tmp_path / "both", "train", "val"))
     assert measured_split(both)[0] == "val"
     assert both.notes == ()
-    three = open_whole(folder(tmp_path / "three", "train", "val", "test"))
+    three = open_data(folder(tmp_path / "three", "train", "val", "test"))
     assert measured_split(three)[0] == "test"
     assert measured_split(three, "val")[0] == "val"
     with pytest.raises(VitreousError, match=r"there is no test split; it has train and val \(--split\)"):

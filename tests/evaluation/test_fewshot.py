@@ -8,12 +8,14 @@ from torch import Tensor
 
 from helpers import draw, oracle, tiny_vit
 from vitreous import VitreousError
-from vitreous.data.arrays import Arrays
-from vitreous.data.loading import EvalLoader, Prepare, Survey
+from vitreous.data.arrays import ArraySource
+from vitreous.data.loading import EvalLoader
+from vitreous.data.scan import ScanResult
+from vitreous.data.transforms import EvalTransform
 from vitreous.evaluation.features import features
 from vitreous.evaluation.fewshot import Ridge, draw_shots, fewshot
 from vitreous.models import BiT, BiTConfig
-from vitreous.preprocessing import Preprocessing, plain
+from vitreous.preprocessing import Preprocessing, default_preprocessing
 
 Set = dict[str, Tensor]
 
@@ -99,13 +101,13 @@ def test_mistakes_are_one_sentence(changes: dict[str, object], message: str) -> 
 # ---------------------------------------------------------------- features
 
 
-def grey_digits(count: int = 11) -> Arrays:
+def grey_digits(count: int = 11) -> ArraySource:
     random = np.random.default_rng(0)
-    return Arrays(random.integers(0, 256, (count, 20, 26, 1), dtype=np.uint8), torch.arange(count) % 3, "x")
+    return ArraySource(random.integers(0, 256, (count, 20, 26, 1), dtype=np.uint8), torch.arange(count) % 3, "x")
 
 
-def loader(source: Arrays, preprocessing: Preprocessing, bad: dict[int, str] | None = None) -> EvalLoader:
-    return EvalLoader(source, Survey(bad or {}), Prepare(preprocessing), 4, 0, torch.device("cpu"))
+def loader(source: ArraySource, preprocessing: Preprocessing, bad: dict[int, str] | None = None) -> EvalLoader:
+    return EvalLoader(source, ScanResult(bad or {}), EvalTransform(preprocessing), 4, 0, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", ["vit", "bit"])
@@ -124,23 +126,25 @@ def test_features_are_the_models_own(kind: str) -> None:
 
 
 def test_unreadable_images_are_left_out_of_both() -> None:
-    found, labels = features(tiny_vit(), loader(grey_digits(), plain(32, 3), bad={0: "broken", 5: "broken"}))
-    whole, _ = features(tiny_vit(), loader(grey_digits(), plain(32, 3)))
+    found, labels = features(
+        tiny_vit(), loader(grey_digits(), default_preprocessing(32, 3), bad={0: "broken", 5: "broken"})
+    )
+    whole, _ = features(tiny_vit(), loader(grey_digits(), default_preprocessing(32, 3)))
     kept = [1, 2, 3, 4, 6, 7, 8, 9, 10]
     assert labels.tolist() == [i % 3 for i in kept]
     assert (found - whole[kept]).abs().max() < 1e-5
 
 
 def test_features_of_a_half_precise_model_are_float32() -> None:
-    found, _ = features(tiny_vit().to(torch.bfloat16), loader(grey_digits(), plain(32, 3)))
-    exact, _ = features(tiny_vit(), loader(grey_digits(), plain(32, 3)))
+    found, _ = features(tiny_vit().to(torch.bfloat16), loader(grey_digits(), default_preprocessing(32, 3)))
+    exact, _ = features(tiny_vit(), loader(grey_digits(), default_preprocessing(32, 3)))
     assert found.dtype == torch.float32
     assert 0 < (found - exact).abs().max() < 0.1 * exact.abs().max()
 
 
 @pytest.mark.parametrize("pool", ["token", "gap"])
 def test_features_behind_a_layer_are_its_tokens_pooled(pool: str) -> None:
-    model, source, shown = tiny_vit(pool=pool, depth=3), grey_digits(5), plain(32, 3)
+    model, source, shown = tiny_vit(pool=pool, depth=3), grey_digits(5), default_preprocessing(32, 3)
     found, _ = features(model, loader(source, shown), layer=1)
     images = torch.stack([shown(source.image(i)) for i in range(5)])
     with torch.no_grad():
@@ -157,9 +161,9 @@ def test_features_behind_a_layer_are_its_tokens_pooled(pool: str) -> None:
 def test_a_bit_has_no_layers_to_choose() -> None:
     bit = BiT(BiTConfig(blocks=(1, 1), width_factor=0.5, image_size=32, num_classes=7))
     with pytest.raises(VitreousError, match="this is a BiT"):
-        features(bit, loader(grey_digits(), plain(32, 3)), layer=0)
+        features(bit, loader(grey_digits(), default_preprocessing(32, 3)), layer=0)
 
 
 def test_a_model_without_a_pool_has_no_features_of_images() -> None:
     with pytest.raises(VitreousError, match="every token"):
-        features(tiny_vit(pool="none"), loader(grey_digits(), plain(32, 3)))
+        features(tiny_vit(pool="none"), loader(grey_digits(), default_preprocessing(32, 3)))

@@ -26,6 +26,13 @@ MINI = ("airplane", "cat", "tench", "English springer", "cassette player", "chai
         (("00", "01", "02"), ("a", "b", "c"), (0, 1, 2), "numbers"),
         (("0", "2", "1"), None, (0, 2, 1), "numbers"),
         (("1", "0"), ("1", "0"), (0, 1), "same names"),  # names before numbers
+        (
+            ("0", "1", "2", "10"),
+            ("0", "1", "10", "2"),
+            (0, 1, 3, 2),
+            "same names; they are numbers, and taken as names",
+        ),
+        (("1.0", "2.0"), ("1,0", "2.0"), (0, 1), "case and punctuation"),
     ],
 )
 def test_rules(data: tuple[str, ...], labels: tuple[str, ...] | None, places: tuple[int, ...], rule: str) -> None:
@@ -44,6 +51,8 @@ def test_rules(data: tuple[str, ...], labels: tuple[str, ...] | None, places: tu
         (("cat", "house"), MINI, 7),
         (("Cat",), ("cat", "CAT"), 2),  # which of them?
         (("Crane",), imagenet1k(), 1000),
+        (("0", "1", "2"), ("1", "2", "3"), 3),  # is "1" the first class, or the second?
+        (("1.0", "2.0"), ("10", "20"), 2),
     ],
 )
 def test_a_doubt_is_asked_about(data: tuple[str, ...], labels: tuple[str, ...] | None, classes: int) -> None:
@@ -79,8 +88,13 @@ def test_a_map_in_a_file(tmp_path: Path) -> None:
     [
         ('{"a": "cat"}', "says nothing of 'b'"),
         ('{"a": "cat", "b": "cat"}', "'a', 'b' are one class"),
-        ('{"a": "cat", "b": "horse"}', "no class of that name or number"),
-        ('{"a": "cat", "b": 7}', "no class of that name or number"),
+        ('{"a": "cat", "b": "horse"}', "'b' is to be 'horse', and the model has no class of that name$"),
+        ('{"a": "cat", "b": 7}', "no class of that index"),
+        ('{"a": "cat", "b": -1}', "no class of that index"),
+        ('{"a": "cat", "b": "3"}', "no class of that name; an index is written without quotes"),
+        ('{"a": "cat", "b": true}', "expected the name or the index of a class for 'b', found true"),
+        ('{"a": "cat", "b": null}', "found null"),
+        ('{"a": "cat", "b": "tench", "a": 3}', "several entries for 'a'"),
         ('["a"]', "cannot be read"),
         ("{", "cannot be read"),
     ],
@@ -89,6 +103,22 @@ def test_a_wrong_map_is_one_sentence(tmp_path: Path, text: str, message: str) ->
     (tmp_path / "map.json").write_text(text)
     with pytest.raises(VitreousError, match=message):
         read_match(tmp_path / "map.json", ("a", "b"), MINI, 7)
+
+
+def test_a_number_is_an_index_and_a_text_a_name(tmp_path: Path) -> None:
+    labels = ("0", "1", "10", "2")
+    (tmp_path / "map.json").write_text('{"a": 2, "b": "2", "c": 0}')
+    assert read_match(tmp_path / "map.json", ("a", "b", "c"), labels, 4).places == (2, 3, 0)
+    (tmp_path / "map.csv").write_text("a,0\nb,10\n")  # the same by name and index; a name alone
+    assert read_match(tmp_path / "map.csv", ("a", "b"), labels, 4).places == (0, 2)
+    (tmp_path / "map.csv").write_text("a,2\n")
+    with pytest.raises(
+        VitreousError, match=r"2 could be the class of that name \(index 3\) or of that index \(named '10'"
+    ):
+        read_match(tmp_path / "map.csv", ("a",), labels, 4)
+    (tmp_path / "map.csv").write_text("a,2\nb,1\n")
+    assert read_match(tmp_path / "map.csv", ("a", "b"), None, 4).places == (2, 1)
+    assert read_match(tmp_path / "map.csv", ("a", "b"), MINI, 7).places == (2, 1)
 
 
 def test_a_name_that_two_classes_have(tmp_path: Path) -> None:

@@ -324,3 +324,10 @@ def test_nothing_waits_for_the_device() -> None:
     found, wanted = scores.result(), expected.result()
     assert found.calibration == pytest.approx(wanted.calibration, abs=1e-6)  # softmax rounds otherwise there
     assert replace(found, loss=0, calibration=None) == replace(wanted, loss=0, calibration=None)
+
+
+def test_the_calibration_of_logits_that_overflowed() -> None:
+    """An infinite logit is certain; it is no reason for a calibration error beyond 1."""
+    logits = torch.tensor([[torch.inf, 0.0], [-torch.inf, 0.0]])
+    assert scored(logits, torch.tensor([0, 1])).calibration == 0
+    assert scored(logits, torch.tensor([1, 0])).calibration == 1

@@ -13,18 +13,18 @@ import torch
 
 from helpers import tiny_vit
 from vitreous import VitreousError
-from vitreous.data.arrays import Arrays
-from vitreous.data.encoded import Files
-from vitreous.data.fingerprint import fingerprint
-from vitreous.data.sources import Source, Subset
+from vitreous.data.arrays import ArraySource
+from vitreous.data.dataset import Source, Subset
+from vitreous.data.encoded import FileSource
+from vitreous.data.fingerprint import source_fingerprint
 from vitreous.evaluation import store
 from vitreous.evaluation.features import features
 from vitreous.evaluation.store import read_features, write_features
 from vitreous.evaluation.subject import Loading, Subject
-from vitreous.preprocessing import plain
+from vitreous.preprocessing import default_preprocessing
 
 LOADING = Loading(batch_size=7)
-SHOWN = plain(32, 3)
+SHOWN = default_preprocessing(32, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +32,9 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "SHARD", 10)
 
 
-def pictures(count: int = 34) -> Arrays:
+def pictures(count: int = 34) -> ArraySource:
     random = np.random.default_rng(0)
-    return Arrays(random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), torch.arange(count) % 3, "x")
+    return ArraySource(random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), torch.arange(count) % 3, "x")
 
 
 def subject(seed: int = 0) -> Subject:
@@ -84,6 +84,22 @@ def test_only_what_is_missing_or_damaged_is_made(tmp_path: Path) -> None:
     for name in ("features-00000.safetensors", "features-00002.safetensors", "features.json"):
         assert (folder / name).stat().st_mtime_ns == dates[name]
     assert (read_features(folder).features - expected(source)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("change", [("x[12]", "x[99]"), ('"unreadable": {}', '"unreadable": 77')])
+def test_what_is_said_of_the_images_is_checked_too(tmp_path: Path, change: tuple[str, str]) -> None:
+    """Names of images stand in the header of a shard, beside the tensors."""
+    source, folder = pictures(), tmp_path / "f"
+    write(folder, source)
+    shard = folder / "features-00001.safetensors"
+    before, after = (text.replace('"', '\\"').encode() for text in change)
+    content = shard.read_bytes()
+    assert before in content
+    shard.write_bytes(content.replace(before, after, 1))
+    with pytest.raises(VitreousError, match="missing or damaged"):
+        read_features(folder)
+    write(folder, source)
+    assert read_features(folder).names == tuple(source.name(i) for i in range(34))
 
 
 def test_stopped_half_way_it_keeps_what_is_finished(tmp_path: Path) -> None:
@@ -184,16 +200,16 @@ def test_fingerprints_of_what_has_no_files(tmp_path: Path) -> None:
         def image(self, index: int) -> Any:
             raise AssertionError("a fingerprint decodes nothing")
 
-    found = {fingerprint(Table(changed)) for changed in (None, 0, 1, 2, 331, 599)}
+    found = {source_fingerprint(Table(changed)) for changed in (None, 0, 1, 2, 331, 599)}
     assert len(found) == 6
-    assert fingerprint(Table()) == fingerprint(Table())
+    assert source_fingerprint(Table()) == source_fingerprint(Table())
 
 
-def files(folder: Path, count: int = 24) -> Files:
+def files(folder: Path, count: int = 24) -> FileSource:
     folder.mkdir()
     for number in range(count):
         pictures(count).image(number).save(folder / f"{number:02d}.png")
-    return Files(folder, (f"{number:02d}.png" for number in range(count)), torch.arange(count) % 3)
+    return FileSource(folder, (f"{number:02d}.png" for number in range(count)), torch.arange(count) % 3)
 
 
 def test_unreadable_images_are_left_out_and_told(tmp_path: Path) -> None:
@@ -221,12 +237,12 @@ def test_names_of_any_kind_come_back(tmp_path: Path) -> None:
 
 def test_fingerprints_change_with_content(tmp_path: Path) -> None:
     source = files(tmp_path / "pictures", 4)
-    before = fingerprint(source)
-    assert fingerprint(source) == before
-    assert fingerprint(Subset(source, torch.arange(3))) != before
+    before = source_fingerprint(source)
+    assert source_fingerprint(source) == before
+    assert source_fingerprint(Subset(source, torch.arange(3))) != before
     (tmp_path / "pictures" / "01.png").write_bytes(b"another")
-    assert fingerprint(source) != before
+    assert source_fingerprint(source) != before
     first, second = pictures(), pictures()
-    assert fingerprint(first) == fingerprint(second)
+    assert source_fingerprint(first) == source_fingerprint(second)
     second.labels = second.labels.flip(0)
-    assert fingerprint(first) != fingerprint(second)
+    assert source_fingerprint(first) != source_fingerprint(second)

@@ -10,11 +10,11 @@ import torch
 from helpers import tiny_vit
 from runs import draw_folder
 from vitreous import save
+from vitreous.benchmark import machine
+from vitreous.benchmark.bench import Speed, bench
+from vitreous.benchmark.input_pipeline import Pipeline
+from vitreous.benchmark.machine import Energy, PeakMemory, Times, copy_bandwidth, matmul_peak, timed
 from vitreous.errors import VitreousError
-from vitreous.experiments import machine
-from vitreous.experiments.bench import Speed, bench
-from vitreous.experiments.machine import Energy, PeakMemory, Times, copy_bandwidth, matmul_peak, timed
-from vitreous.experiments.pipeline import Pipeline
 
 CPU = torch.device("cpu")
 
@@ -66,7 +66,7 @@ def test_a_name_at_a_size_of_ones_own() -> None:
 
 def test_training_changes_the_weights(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that is timed is a step of training."""
-    from vitreous.experiments import bench as module
+    from vitreous.benchmark import bench as module
 
     seen = []
     opened = module._opened

@@ -1,17 +1,24 @@
 """`accelerate`: which way it chooses, and that it gives the model's own numbers."""
 
+import importlib.util
+from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
+from types import MethodType, ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal
 
 import vitreous
-from helpers import draw, images, relative_error, tiny_vit
+from helpers import draw, images, outputs, relative_error, tiny_vit
 from vitreous import VitreousError
-from vitreous.fast import accelerate
+from vitreous.fast import accelerate, at_work
+from vitreous.fast.accelerate import no_kernels
 from vitreous.fast.attention import Asking
+from vitreous.models.vit import Mlp
 from vitreous.preprocessing import Preprocessing
 from vitreous.training.config import Finetuning
 from vitreous.training.lora import adapt_
@@ -28,12 +35,18 @@ def test_fp32_on_a_cpu_is_the_plain_model() -> None:
     assert relative_error(run(x), model(x).detach()) < 1e-5
 
 
-@pytest.mark.parametrize("fields", [{"position": "relative"}, {"qk_norm": True, "pool": "gap"}])
-def test_what_has_no_faster_way_is_run_as_it_is_and_says_so(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"position": "relative"}, "position = 'relative' is not supported"),
+        ({"qk_norm": True, "pool": "gap"}, "qk_norm = True is not supported"),
+    ],
+)
+def test_what_has_no_faster_way_is_run_as_it_is_and_says_so(fields: dict[str, Any], words: str) -> None:
     model = tiny_vit(**fields)
     run = accelerate(model)
     x = images(2, 3, 32, 32)
-    assert run.path.startswith(("plain", "packed"))
+    assert run.path == f"plain; no packed weights: {words}"
     assert relative_error(run(x), model(x).detach()) < 1e-5
 
 
@@ -52,7 +65,7 @@ def test_a_model_with_adapters() -> None:
     draw(model)
     x = images(2, 3, 32, 32)
     run = accelerate(model)
-    assert "adapters" in run.path
+    assert run.path == "plain; no packed weights: blocks.0.attn.qkv is of type Adapted, not Linear"
     assert relative_error(run(x), model.eval()(x).detach()) < 1e-5
 
 
@@ -72,6 +85,21 @@ def test_pixels_are_normalised_as_the_model_says() -> None:
     assert relative_error(accelerate(model)(pixels), expected) < 1e-5
 
 
+@pytest.mark.parametrize("make", [tiny_vit, lambda: tiny_vit(position="relative")])
+def test_images_of_other_types_are_refused_as_the_model_refuses_them(make: Callable[[], nn.Module]) -> None:
+    """By the fast path and by the plain one. Floating-point images are cast."""
+    model = draw(make()).eval()
+    fast, x = accelerate(model), images(2, 3, 32, 32)
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.bool, torch.complex64):
+        with pytest.raises(VitreousError) as plain:
+            model(x.to(dtype))
+        with pytest.raises(VitreousError) as ours:
+            fast(x.to(dtype))
+        assert str(ours.value) == str(plain.value)
+    for dtype in (torch.float64, torch.float16):
+        torch.testing.assert_close(fast(x.to(dtype)), fast(x.to(dtype).float()), rtol=0, atol=0)
+
+
 def test_it_is_a_snapshot_and_leaves_the_model_alone() -> None:
     model = tiny_vit().train()
     x = images(2, 3, 32, 32)
@@ -82,6 +110,204 @@ def test_it_is_a_snapshot_and_leaves_the_model_alone() -> None:
         model.head.weight.zero_()
     assert torch.equal(run(x), before)
     assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def storages(found: Any, seen: set[int]) -> Iterator[int]:
+    """Where the tensors lie that can be reached from an object."""
+    if id(found) in seen or isinstance(found, type | ModuleType):
+        return
+    seen.add(id(found))
+    if isinstance(found, torch.Tensor) and found.layout is torch.strided:
+        yield found.untyped_storage().data_ptr()
+        return
+    parts = list(found.values()) if isinstance(found, dict) else []
+    parts += found if isinstance(found, list | tuple | set) else []
+    parts += [cell.cell_contents for cell in getattr(found, "__closure__", None) or ()]
+    parts += vars(found).values() if hasattr(found, "__dict__") else []
+    for part in parts:
+        yield from storages(part, seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("fields", [{}, {"pool": "gap", "qkv_bias": False}, {"layer_scale": 0.1, "pool": "map"}])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_fused_kernels_have_a_copy_of_every_weight(
+    dtype: torch.dtype, fields: dict[str, Any], precision: str
+) -> None:
+    """Whatever the model's dtype: no copy may be left out because nothing was to be converted."""
+    from vitreous.fast.fused_inference import FastViT
+
+    model = tiny_vit(width=64, heads=4, depth=4, registers=1, representation_size=16, **fields).to(dtype)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    found = set(storages(FastViT(model, precision), set()))
+    assert len(found) > len(own) // 2  # it does look at tensors
+    assert not found & own
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_is_run_on_a_cpu_has_a_copy_of_every_weight(dtype: torch.dtype, precision: Any) -> None:
+    for fields in ({}, {"qk_norm": True}, {"width": 6, "heads": 6, "num_classes": 0}):
+        model = tiny_vit(**fields).to(dtype)
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        found = set(storages(accelerate(model, precision).run, set()))
+        assert found
+        assert not found & own
+
+
+# ---------------------------------------------------------------- models that were changed
+
+
+class Doubled(nn.Module):
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        output: torch.Tensor = 2 * self.inner(*arguments)
+        return output
+
+
+class Squared(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) ** 2
+
+
+def squared(model: Any) -> None:
+    model.blocks[0].mlp.__class__ = Squared
+
+
+def put(name: str, made: Callable[[Any], Any]) -> Callable[[Any], None]:
+    return lambda model: model.set_submodule(name, made(model.get_submodule(name)))
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "compiled block": (put("blocks.0", lambda b: torch.compile(b, backend="eager")), "OptimizedModule"),
+    "wrapped block": (put("blocks.0", Doubled), "Doubled"),
+    "hook": (lambda m: m.blocks[0].register_forward_hook(lambda m, x, y: 2 * y), "blocks.0 has hooks"),
+    "hook before": (lambda m: m.blocks[1].attn.register_forward_pre_hook(lambda m, x: (2 * x[0],)), "has hooks"),
+    "hook on the model": (lambda m: m.register_forward_hook(lambda m, x, y: y + 1), "the model has hooks"),
+    "subclass": (squared, "Squared"),
+    "other head": (put("head", lambda h: nn.Linear(48, 3)), "head.out_features is 3, not 7"),
+    "two heads": (put("head", lambda h: nn.Sequential(h, nn.ReLU())), "Sequential"),
+    "parametrization": (lambda m: orthogonal(m.blocks[0].mlp.fc1), "Parametrized"),
+    "fewer blocks": (lambda m: m.blocks.pop(1), "blocks.1 is missing"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["itself", "compiled"])
+def test_a_model_that_was_changed_is_run_as_it_is(change: Callable[[Any], Any], words: str, wrapped: bool) -> None:
+    model, x = tiny_vit(), images(2, 3, 32, 32)
+    unchanged = outputs(model, x)
+    change(model)
+    expected = outputs(model, x)
+    if words != "OptimizedModule":
+        assert expected.shape != unchanged.shape or relative_error(expected, unchanged) > 1e-3
+    run = accelerate(torch.compile(model, backend="eager") if wrapped else model)
+    assert run.path.startswith("plain; no packed weights: ")
+    assert words in run.path
+    assert torch.equal(run(x), expected)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)
+    assert torch.equal(run(x), expected)  # compiled blocks have weights of their own too
+
+
+def test_what_is_compiled_in_place_is_run_as_fast() -> None:
+    model, x = tiny_vit(), images(2, 3, 32, 32)
+    expected = outputs(model, x)
+    model.blocks[0].compile(backend="eager")
+    run = accelerate(model)
+    assert run.path == "packed weights"
+    assert relative_error(run(x), expected) < 1e-5
+    assert relative_error(accelerate(torch.compile(model, backend="eager"))(x), expected) < 1e-5
+
+
+def test_what_is_no_model() -> None:
+    compiled = torch.compile(tiny_vit(), backend="eager")
+    compiled.register_forward_hook(lambda m, x, y: 2 * y)
+    for what, words in (
+        (nn.Linear(3, 3), "expected a model from vitreous.load or vitreous.create, got Linear"),
+        (Doubled(tiny_vit()), "got Doubled"),
+        ("B/16", "got str"),
+        (compiled, "OptimizedModule has hooks of its own"),
+    ):
+        with pytest.raises(VitreousError, match=words):
+            accelerate(what)
+
+
+def test_a_model_that_cannot_be_copied() -> None:
+    model = tiny_vit()
+    model.blocks[0].scale = model.head.weight * 2  # with a graph behind it, which torch does not copy
+    model.blocks[0].register_forward_hook(lambda m, x, y: y * m.scale.mean())
+    with pytest.raises(VitreousError, match=r"the model cannot be copied .* call the model itself"):
+        accelerate(model)
+
+
+def referring(model: Any, how: str) -> Any:
+    """A hook that refers to the model in a way that a copy keeps."""
+    weight = model.head.weight
+
+    def closure(module: Any, inputs: Any, output: Any) -> Any:
+        return output * weight.mean()
+
+    def default(module: Any, inputs: Any, output: Any, weights: Any = (weight,)) -> Any:
+        return output * weights[0].mean()
+
+    return {"closure": closure, "default": default, "function in a function": partial(closure)}[how]
+
+
+@pytest.mark.parametrize("how", ["closure", "default", "function in a function"])
+def test_hooks_that_refer_to_the_model_cannot_be_copied(how: str) -> None:
+    """Later changes of the model would show in half of the copy. Where the model itself is run, they may."""
+    model = tiny_vit()
+    model.blocks[0].register_forward_hook(referring(model, how))
+    with pytest.raises(VitreousError, match=r"a function in blocks\.0 refers to parts of the model"):
+        accelerate(model)
+    assert at_work(model) is model
+
+
+def test_hooks_that_refer_to_what_is_copied() -> None:
+    model, x = tiny_vit(), images(2, 3, 32, 32)
+    block: Any = model.blocks[0]
+    block.scale = torch.tensor(3.0)
+    block.scaled = MethodType(lambda self, module, inputs, output: output * self.scale, block)
+    block.register_forward_hook(block.scaled)
+    block.register_forward_hook(partial(lambda weight, module, inputs, output: output * weight, block.norm2.weight))
+    block.register_forward_hook(lambda module, inputs, output: output + module.norm1.weight)
+    expected = outputs(model, x)
+    run = accelerate(model)
+    with torch.no_grad():
+        block.scale.zero_()
+        block.norm1.weight.zero_()
+        block.norm2.weight.zero_()
+    assert torch.equal(run(x), expected)
+
+
+def test_at_work_is_the_model_itself_where_nothing_is_faster() -> None:
+    model = tiny_vit().double().train()
+    assert at_work(model) is model
+    assert not model.training
+    assert "packed" in at_work(tiny_vit()).path
+
+
+# ---------------------------------------------------------------- devices
+
+
+def test_the_kernels_are_for_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch for AMD's GPUs calls them cuda."""
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert "AMD" in str(no_kernels(torch.device("cuda")))
+    assert "not for cpu" in str(no_kernels(torch.device("cpu")))
+
+
+def test_no_images_at_all() -> None:
+    for model in (tiny_vit(), tiny_vit(qk_norm=True)):
+        model.preprocessing = Preprocessing(32)
+        for x in (torch.zeros(0, 3, 32, 32), torch.zeros(0, 3, 32, 32, dtype=torch.uint8)):
+            assert accelerate(model)(x).shape == (0, 7)
 
 
 @pytest.mark.parametrize(("precision", "words"), [("fp8", "needs a GPU"), ("int4", "expected fp32, bf16, fp8")])
@@ -105,6 +331,17 @@ def test_one_token_asks_all_the_others(bias: bool) -> None:
     assert relative_error(alone.detach(), plain.detach()) < 1e-12
     for ours, theirs in zip(gradients(alone), gradients(plain), strict=True):
         assert relative_error(ours, theirs) < 1e-10
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_second_derivatives_of_one_token_are_refused(constant: bool) -> None:
+    """They would lack terms. Also where the gradient that comes back is a constant, so that torch would not notice."""
+    attn: Any = tiny_vit().double().blocks[0].attn
+    y = images(2, 9, 48).double().requires_grad_()
+    o = Asking.of(attn.qkv, attn.heads, torch.float64)(y[:, 0], y)
+    loss = o.sum() if constant else o.square().sum()
+    with pytest.raises(VitreousError, match="first derivatives only"):
+        torch.autograd.grad(loss, y, create_graph=True)
 
 
 # ---------------------------------------------------------------- on a GPU
@@ -152,15 +389,15 @@ def test_answers_of_a_recorded_call_stay() -> None:
 
 @gpu
 def test_fp8_says_what_it_cannot_do() -> None:
-    with pytest.raises(VitreousError, match="SwiGLU"):
+    with pytest.raises(VitreousError, match="swiglu"):
         accelerate(full_size("Ti/16", mlp="swiglu"), "fp8")
-    assert "SwiGLU" in accelerate(full_size("Ti/16", mlp="swiglu"), "bf16").path
+    assert "swiglu" in accelerate(full_size("Ti/16", mlp="swiglu"), "bf16").path
 
 
 @gpu
 def test_products_with_an_end() -> None:
     """cuBLASLt, asked for more than torch asks it for, at sizes that fit and sizes that do not."""
-    from vitreous.fast import blas
+    from vitreous.fast import cublaslt
     from vitreous.fast.kernels import FP8
 
     for rows, inner, outer in ((1000, 256, 512), (197, 768, 768), (33, 72, 40)):
@@ -168,26 +405,26 @@ def test_products_with_an_end() -> None:
         weight, bias = torch.randn(outer, inner, device="cuda").bfloat16() * 0.1, torch.randn(outer, device="cuda")
         exact = nn.functional.linear(x.double(), weight.double(), bias.bfloat16().double())
         half = bias.bfloat16()
-        assert distance(blas.linear(x, weight, half, add).double(), exact + add.double()) < 4e-3
-        assert distance(blas.linear(x, weight, None, add).double(), exact - half.double() + add.double()) < 4e-3
-        if (found := blas.linear_gelu(x, weight, half, keep=True)) is not None:
+        assert distance(cublaslt.linear(x, weight, half, add).double(), exact + add.double()) < 4e-3
+        assert distance(cublaslt.linear(x, weight, None, add).double(), exact - half.double() + add.double()) < 4e-3
+        if (found := cublaslt.linear_gelu(x, weight, half, keep=True)) is not None:
             assert distance(found[0].double(), nn.functional.gelu(exact, approximate="tanh")) < 4e-3
             assert distance(found[1].double(), exact) < 4e-3
             dz, back = torch.randn(rows, inner, device="cuda").bfloat16(), weight.t().contiguous()
             leaf = found[1].double().requires_grad_()
             nn.functional.gelu(leaf, approximate="tanh").backward(dz.double() @ back.double())
             for tanh in (True,):
-                dh, sums = blas.product_gelu_backward(dz, back, found[1], tanh)
+                dh, sums = cublaslt.product_gelu_backward(dz, back, found[1], tanh)
                 assert distance(dh.double(), leaf.grad) < 1e-2
                 assert distance(sums.sum(0).double(), dh.double().sum(0)) < 1e-4
         if inner % 16 == 0 and outer % 16 == 0:
-            scales = blas.Scales(torch.tensor(1 / 64, device="cuda"), torch.tensor(1 / 16, device="cuda"))
+            scales = cublaslt.Scales(torch.tensor(1 / 64, device="cuda"), torch.tensor(1 / 16, device="cuda"))
             x8, w8 = (x.float() * 16).to(FP8), (weight.float() * 64).to(FP8)
             exact = nn.functional.linear(x8.double() / 16, w8.double() / 64, half.double())
-            assert distance(blas.linear_fp8(x8, w8, scales, half).double(), exact) < 8e-3
-            assert distance(blas.linear_fp8(x8, w8, scales, half, add).double(), exact + add.double()) < 8e-3
+            assert distance(cublaslt.linear_fp8(x8, w8, scales, half).double(), exact) < 8e-3
+            assert distance(cublaslt.linear_fp8(x8, w8, scales, half, add).double(), exact + add.double()) < 8e-3
             factor = torch.tensor(8.0, device="cuda")
-            if (found8 := blas.linear_gelu_fp8(x8, w8, scales, half, factor)) is not None:
+            if (found8 := cublaslt.linear_gelu_fp8(x8, w8, scales, half, factor)) is not None:
                 assert distance(found8.double() / 8, nn.functional.gelu(exact, approximate="tanh")) < 0.04
 
 
@@ -199,3 +436,17 @@ def test_a_run_on_the_gpu_can_be_trained_on_afterwards() -> None:
     for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
         assert torch.equal(ours, theirs)
         assert ours.requires_grad
+
+
+def test_the_precision_is_that_asked_for_under_autocast_too() -> None:
+    """By the plain path as by the packed one."""
+    packed, plain = tiny_vit(), tiny_vit()
+    plain.blocks[0].register_forward_hook(lambda *arguments: None)
+    shown = torch.randn(2, 3, 32, 32)
+    for model in (packed, plain):
+        run = accelerate(model)
+        expected = run(shown)
+        with torch.autocast("cpu", torch.float16):
+            found = run(shown)
+        assert found.dtype == torch.float32
+        assert found.equal(expected)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from helpers import SMALL_RESNET, draw, images, tiny_vit
 from vitreous import VitreousError, inspection
-from vitreous.drawing import rendered
 from vitreous.models.resnet import BiT, BiTConfig
+from vitreous.utils.figures import rendered
 
 # ---------------------------------------------------------------- filters
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from helpers import SMALL_RESNET, draw, images, oracle, relative_error, tiny_vit
 from vitreous import VisionTransformer, ViTConfig, VitreousError, inspection
-from vitreous.inspection import looking
+from vitreous.inspection import internals
 from vitreous.models.resnet import BiT, BiTConfig
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -100,12 +100,12 @@ def test_a_source_that_is_not_there(source: Any) -> None:
 def test_an_image_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = tiny_vit(depth=3), images(1, 3, 256, 512)  # 32 x 64 patches
     need = 4 * (9 + 6) * (1 + 32 * 64) ** 2
-    monkeypatch.setattr(looking, "free_memory", lambda device: need / looking.SHARE / 4)
+    monkeypatch.setattr(internals, "free_memory", lambda device: need / internals.SHARE / 4)
     with pytest.raises(VitreousError, match=r"256 x 512 px.*176 x 360 px would fit") as error:
         inspection.attention(model, x)
     assert "GiB" in str(error.value)
     inspection.attention(model, images(1, 3, 176, 360))
-    monkeypatch.setattr(looking, "free_memory", lambda device: 1 + need / looking.SHARE)
+    monkeypatch.setattr(internals, "free_memory", lambda device: 1 + need / internals.SHARE)
     assert inspection.attention(model, x).grid == (32, 64)
 
 
@@ -218,7 +218,7 @@ def test_relevance_of_one_layer_by_hand() -> None:
 
 def test_relevance_is_rolled_out() -> None:
     """R + E R from the identity, of what `explicit` keeps."""
-    from vitreous.inspection.relevances import explicit
+    from vitreous.inspection.relevance_maps import explicit
 
     model, x = tiny_vit(depth=3, pool="gap"), images(1, 3, 32, 32)
     kept: list[Tensor] = []
@@ -347,8 +347,78 @@ def test_whatever_is_around_the_model() -> None:
     assert model.checkpoint_activations
     with torch.autocast("cpu", torch.float16):
         assert torch.equal(inspection.rollout(model, x).weights, inspection.rollout(tiny_vit(), x).weights)
-    with pytest.raises(VitreousError, match="expected a model of Vitreous"):
+    with pytest.raises(
+        VitreousError, match=r"attention: expected a model from vitreous\.load or vitreous\.create, got Linear"
+    ):
         inspection.attention(torch.nn.Linear(3, 3), x)  # type: ignore[arg-type]
+
+
+LOOKS: dict[str, Any] = {
+    "attention": inspection.attention,
+    "rollout": inspection.rollout,
+    "relevance": inspection.relevance,
+    "attention_distance": inspection.attention_distance,
+    "depth_readout": inspection.depth_readout,
+    "token_pca": inspection.token_pca,
+    "embedding_filters": lambda model, x: inspection.embedding_filters(model),
+    "position_similarity": lambda model, x: inspection.position_similarity(model),
+}
+
+
+def scaled(module: Any, inputs: Any) -> Any:
+    return (2 * inputs[0], *inputs[1:])
+
+
+CHANGES: dict[str, tuple[Any, str, set[str]]] = {  # with what it is called, and which tools it does not concern
+    "hook before a block": (
+        lambda m: m.blocks[0].register_forward_pre_hook(scaled),
+        "blocks.0 has hooks",
+        {"depth_readout", "token_pca", "embedding_filters"},
+    ),
+    "hook before attention": (
+        lambda m: m.blocks[0].attn.register_forward_pre_hook(scaled),
+        "blocks.0.attn has hooks",
+        {"depth_readout", "token_pca", "embedding_filters"},
+    ),
+    "hook before the model": (lambda m: m.register_forward_pre_hook(scaled), "the model has hooks", set()),
+    "hook on the MLP": (lambda m: m.blocks[0].mlp.register_forward_hook(lambda *a: None), "", set(LOOKS)),
+    "fewer blocks": (lambda m: m.blocks.pop(0), "blocks.2 is missing", set()),
+    "other heads": (
+        lambda m: setattr(m.blocks[0].attn, "heads", 2),
+        "blocks.0.attn.heads is 2, not 3",
+        {"depth_readout", "token_pca", "embedding_filters"},
+    ),
+    "other head": (
+        lambda m: setattr(m, "head", torch.nn.Linear(48, 3)),
+        "head.out_features is 3, not 7",
+        set(LOOKS) - {"relevance", "depth_readout"},
+    ),
+    "compiled in place": (lambda m: m.compile(backend="eager"), "", set(LOOKS)),
+}
+
+
+@pytest.mark.parametrize(("change", "words", "shown"), CHANGES.values(), ids=CHANGES)
+def test_a_model_that_was_changed(change: Any, words: str, shown: set[str]) -> None:
+    """Where what is shown would not be what the model computes, it is refused by name."""
+    model, x = tiny_vit(depth=3), images(1, 3, 32, 32)
+    change(model)
+    for name, look in LOOKS.items():
+        if name in shown:
+            look(model, x)
+            continue
+        with pytest.raises(VitreousError) as caught:
+            look(model, x)
+        assert str(caught.value).startswith(f"{name}: the model is not as its config describes it")
+        assert words in str(caught.value)
+
+
+def test_blocks_that_are_one_and_the_same() -> None:
+    model, x = tiny_vit(depth=3), images(1, 3, 32, 32)
+    model.blocks = torch.nn.ModuleList([model.blocks[0]] * 3)
+    copies = tiny_vit(depth=3)
+    copies.load_state_dict(model.state_dict())
+    for look in (inspection.relevance, inspection.relevance):  # the second finds it as it was
+        assert torch.equal(look(model, x).maps, look(copies, x).maps)
 
 
 def test_a_class_that_nothing_speaks_for() -> None:
@@ -370,7 +440,7 @@ def test_numbers_that_are_none(wrong: Any) -> None:
 
 def test_figures(model: VisionTransformer, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from vitreous.drawing import rendered
+    from vitreous.utils.figures import rendered
 
     x, picture = images(1, 3, 32, 64), np.zeros((32, 64, 3), np.uint8)
     drawn = [

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitreous
-from helpers import SMALL_RESNET, TINY
+from helpers import SMALL_RESNET, TINY, tiny_vit
 from vitreous import BiTConfig, ViTConfig
 from vitreous.models import zoo
 
@@ -129,6 +129,26 @@ def test_sizes_that_are_none(size: Any) -> None:
     for name in ("B/16", "BiT-R50x1"):
         with pytest.raises(vitreous.VitreousError, match="expected a positive integer, or a pair"):
             vitreous.cost(name, size)
+
+
+def test_a_model_that_is_not_what_its_config_says() -> None:
+    model = tiny_vit()
+    expected = vitreous.cost(model.config)
+    model.blocks[0].register_forward_hook(lambda *a: None)
+    model.blocks[1].compile()
+    model.requires_grad_(False)
+    for same in (model, torch.compile(model), model.half()):
+        assert vitreous.cost(same) == expected
+    model.head = torch.nn.Linear(48, 3)
+    with pytest.raises(vitreous.VitreousError, match=r"head\.out_features is 3, not 7.*cost\(model\.config\)"):
+        vitreous.cost(model)
+    assert vitreous.cost(model.config) == expected
+    shared: Any = tiny_vit()
+    shared.blocks[1].mlp = shared.blocks[0].mlp
+    with pytest.raises(vitreous.VitreousError, match="is shared with"):
+        vitreous.cost(shared)
+    with pytest.raises(vitreous.VitreousError, match="got Linear"):
+        vitreous.cost(torch.nn.Linear(2, 2))
 
 
 def test_a_name_will_do() -> None:

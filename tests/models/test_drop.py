@@ -1,25 +1,33 @@
 """Dropout and stochastic depth: how much is lost, and that an image loses the same in any company."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from helpers import SMALL_RESNET, images, outputs, relative_error, tiny_vit
-from vitreous import draws
-from vitreous.models.drop import Drop, key_drops
+from vitreous.errors import VitreousError
+from vitreous.models.drop import Drop, keyed_drops
+from vitreous.utils import random_keys
 
 DROPPING = {"dropout": 0.2, "stochastic_depth": 0.5}
 
 
 def keys(count: int, seed: int = 0) -> Tensor:
-    return draws.keys(seed, torch.arange(count))
+    return random_keys.keys(seed, torch.arange(count))
 
 
-def dropped(x: Tensor, dropout: float, depth: float = 0.0, count: int | None = None) -> Tensor:
+def dropped(x: Tensor, dropout: float, depth: float = 0.0) -> Tensor:
     drop = Drop(dropout, depth)
-    key_drops(drop, keys(len(x) if count is None else count))
-    return drop(x)
+    with keyed_drops(drop, keys(len(x))):
+        return drop(x)
+
+
+def keyed(model: Any, x: Tensor, own: Tensor) -> Tensor:
+    with keyed_drops(model, own):
+        return outputs(model, x)
 
 
 # ---------------------------------------------------------------- how much
@@ -73,48 +81,42 @@ def test_gradients_flow_where_values_do() -> None:
 def test_an_image_loses_the_same_alone_and_in_a_batch() -> None:
     x = images(9, 7, 8)
     drop = Drop(0.3, 0.3)
-    key_drops(drop, keys(9))
-    whole = drop(x)
+    with keyed_drops(drop, keys(9)):
+        whole = drop(x)
     for size in (1, 2, 5):
         parts = []
         for part, some in zip(x.split(size), keys(9).split(size), strict=True):
-            key_drops(drop, some)
-            parts.append(drop(part))
+            with keyed_drops(drop, some):
+                parts.append(drop(part))
         assert torch.equal(torch.cat(parts), whole)
     assert len({tuple((row == 0).flatten().tolist()) for row in whole}) > 1  # and not all of them lose the same
 
 
 def test_a_whole_model_gives_an_image_the_same_alone_and_in_a_batch() -> None:
     model, x, own = tiny_vit(**DROPPING, depth=4).train(), images(6, 3, 32, 32), keys(6)
-    key_drops(model, own)
-    whole = outputs(model, x)
-    alone = []
-    for number in range(6):
-        key_drops(model, own[number : number + 1])
-        alone.append(outputs(model, x[number : number + 1]))
+    whole = keyed(model, x, own)
+    alone = [keyed(model, x[number : number + 1], own[number : number + 1]) for number in range(6)]
     assert relative_error(torch.cat(alone), whole) < 1e-5
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    key_drops(model, own[order])
-    assert relative_error(outputs(model, x[order]), whole[order]) < 1e-5
-    key_drops(model, keys(6, seed=1))
-    assert relative_error(outputs(model, x), whole) > 1e-2
+    assert relative_error(keyed(model, x[order], own[order]), whole[order]) < 1e-5
+    assert relative_error(keyed(model, x, keys(6, seed=1)), whole) > 1e-2
 
 
 def test_every_place_of_a_model_loses_something_else() -> None:
     model = tiny_vit(**DROPPING).train()
-    key_drops(model, keys(5))
     places = [module for module in model.modules() if isinstance(module, Drop)]
     assert len(places) == 1 + 3 * len(model.blocks)
-    assert len(torch.stack([place.keys for place in places]).unique()) == 5 * len(places)
     ones = torch.ones(5, 10, 10)
-    first, second = (Drop.forward(place, ones) for place in places[:2])
+    with keyed_drops(model, keys(5)):
+        assert len(torch.stack([place.keys for place in places]).unique()) == 5 * len(places)
+        first, second = (Drop.forward(place, ones) for place in places[:2])
     assert not torch.equal(first, second)
 
 
 def test_a_model_that_is_run_twice_with_the_same_keys() -> None:
     model, x = tiny_vit(**DROPPING).train(), images(4, 3, 32, 32)
-    key_drops(model, keys(4))
-    assert torch.equal(outputs(model, x), outputs(model, x))
+    with keyed_drops(model, keys(4)):
+        assert torch.equal(outputs(model, x), outputs(model, x))
 
 
 def test_recomputing_activations_changes_no_gradient() -> None:
@@ -123,8 +125,8 @@ def test_recomputing_activations_changes_no_gradient() -> None:
     for recompute in (False, True):
         model.checkpoint_activations = recompute
         model.zero_grad()
-        key_drops(model, keys(4))
-        model(x).square().sum().backward()
+        with keyed_drops(model, keys(4)):
+            model(x).square().sum().backward()
         found.append({name: p.grad.clone() for name, p in model.named_parameters()})
     for name, gradient in found[0].items():
         assert torch.equal(gradient, found[1][name]), name
@@ -137,21 +139,17 @@ def test_evaluation_loses_nothing() -> None:
     x = images(4, 3, 32, 32)
     plain = outputs(tiny_vit(), x)
     model = tiny_vit(**DROPPING).eval()
-    key_drops(model, keys(4))
-    assert torch.equal(outputs(model, x), plain)
-    key_drops(model, None)
+    assert torch.equal(keyed(model, x, keys(4)), plain)
     assert torch.equal(outputs(model, x), plain)
 
 
 def test_without_keys_the_generator_of_torch_draws() -> None:
     model, x = tiny_vit(**DROPPING).train(), images(4, 3, 32, 32)
-    key_drops(model, keys(4))
-    keyed = outputs(model, x)
-    key_drops(model, None)
+    with_keys = keyed(model, x, keys(4))
     torch.manual_seed(5)
     first, second = outputs(model, x), outputs(model, x)
     assert not torch.equal(first, second)
-    assert not torch.equal(first, keyed)
+    assert not torch.equal(first, with_keys)
     torch.manual_seed(5)
     assert torch.equal(outputs(model, x), first)
 
@@ -167,13 +165,49 @@ def test_dropout_without_keys_is_that_of_torch() -> None:
 @pytest.mark.parametrize("changes", [{}, {"backbone": SMALL_RESNET, "patch_size": 1}])
 def test_a_model_that_drops_nothing(changes: dict) -> None:
     model, x = tiny_vit(**changes).train(), images(2, 3, 32, 32)
-    before = outputs(model, x)
-    key_drops(model, keys(2))
-    assert torch.equal(outputs(model, x), before)
+    assert torch.equal(keyed(model, x, keys(2)), outputs(model, x))
 
 
 def test_keys_are_no_part_of_the_weights() -> None:
     model = tiny_vit(**DROPPING).train()
     names = set(model.state_dict())
-    key_drops(model, keys(3))
-    assert set(model.state_dict()) == names
+    with keyed_drops(model, keys(3)):
+        assert set(model.state_dict()) == names
+
+
+# ---------------------------------------------------------------- and for how long
+
+
+def test_keys_do_not_outlive_their_batch() -> None:
+    model, x = tiny_vit(**DROPPING).train(), images(4, 3, 32, 32)
+    keyed(model, x, keys(4))
+    assert outputs(model, x[:1]).shape == (1, 7)
+    torch.manual_seed(2)
+    first = outputs(model, x)
+    assert not torch.equal(first, outputs(model, x))  # drawn by torch again
+
+
+def test_keys_do_not_outlive_an_error() -> None:
+    model, x = tiny_vit(**DROPPING).train(), images(4, 3, 32, 32)
+    with pytest.raises(KeyError), keyed_drops(model, keys(4)):
+        raise KeyError
+    assert outputs(model, x[:1]).shape == (1, 7)
+
+
+def test_keys_within_keys() -> None:
+    model, x = tiny_vit(**DROPPING).train(), images(4, 3, 32, 32)
+    with keyed_drops(model, keys(4)):
+        before = outputs(model, x)
+        keyed(model, x[:2], keys(2, seed=1))
+        assert torch.equal(outputs(model, x), before)
+
+
+@pytest.mark.parametrize("rates", [{"dropout": 0.2}, {"stochastic_depth": 0.5}])
+@pytest.mark.parametrize("count", [1, 3])
+def test_keys_for_another_number_of_images(rates: dict[str, float], count: int) -> None:
+    """Broadcasting would give as many logits as there are keys."""
+    model, x = tiny_vit(**rates).train(), images(count, 3, 32, 32)
+    with pytest.raises(VitreousError, match=f"a batch of {count} images with keys for 4"):
+        keyed(model, x, keys(4))
+    with pytest.raises(VitreousError, match="a batch of 4 images with keys for 1"):
+        keyed(model, images(4, 3, 32, 32), keys(1))

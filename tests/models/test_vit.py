@@ -70,9 +70,11 @@ def test_double_precision_is_double_all_the_way(changes: dict[str, Any]) -> None
     def f(weight: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(model, {name: weight}, (x,))
 
-    for name in ("pos_embed", "rel_pos_embed", "backbone.stem.norm.weight"):
-        if name in dict(model.named_parameters()):
-            assert torch.autograd.gradcheck(f, model.get_parameter(name).detach().requires_grad_(), fast_mode=True)
+    wanted = ("pos_embed", "rel_pos_embed", "backbone.stem.norm.weight")
+    found = [name for name, _ in model.named_parameters() if name.endswith(wanted)]
+    assert found
+    for name in found:
+        assert torch.autograd.gradcheck(f, model.get_parameter(name).detach().requires_grad_(), fast_mode=True)
 
 
 @pytest.mark.parametrize("position", ["learned-1d", "relative"])
@@ -231,12 +233,42 @@ def test_a_backbone_of_any_depth(blocks: tuple[int, ...]) -> None:
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "floating-point pixels, not torch.uint8"),
         (torch.zeros(1, 3, 0, 32), r"got \(1, 3, 0, 32\)"),
         (np.zeros((1, 3, 32, 32), np.float32), "expected a tensor, got ndarray"),
+        (torch.zeros(1, 3, 32, 32).to_sparse(), "expected a dense tensor, got a sparse one"),
         (torch.zeros(1, 3, 33, 32), "nearest height that works is 32 or 40"),
     ],
 )
 def test_wrong_images(x: torch.Tensor, message: str) -> None:
     with pytest.raises(VitreousError, match=message):
         tiny_vit()(x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_images(layout: torch.layout) -> None:
+    with pytest.raises(VitreousError, match="expected a dense tensor, got a nested one"):
+        tiny_vit()(torch.nested.nested_tensor([torch.zeros(3, 32, 32)] * 2, layout=layout))
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_images_have_the_type_of_the_model(hybrid: bool) -> None:
+    backbone = ResNetConfig(blocks=(1,), width_factor=0.5, activation="post")
+    model = tiny_vit(backbone=backbone, patch_size=8) if hybrid else tiny_vit()
+    x = images(1, 3, 32, 32)
+    for ours, theirs in (
+        (torch.float32, torch.float16),
+        (torch.float32, torch.float64),
+        (torch.float16, torch.float32),
+    ):
+        words = rf"they are {str(theirs)[6:]} and the model is {str(ours)[6:]}: convert them \(images.to\({ours}\)\)"
+        for call in (model.to(ours).forward, model.features, model.tokens):
+            with pytest.raises(VitreousError, match=words):
+                call(x.to(theirs))
+    assert model.double()(x.double()).dtype == torch.float64
+    with torch.autocast("cpu", torch.float16):  # which casts both, but for float64
+        for dtype in (torch.float16, torch.float32):
+            assert model.float()(x.to(dtype)).dtype == torch.float16
+        with pytest.raises(VitreousError, match="they are float64 and the model is float32"):
+            model(x.double())
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """Names, their parameter counts, and what creating one does."""
 
+import re
+
 import pytest
 import torch
 
 import vitreous
+from limits import limited
 from vitreous import BiT, VisionTransformer, VitreousError
 from vitreous.models import zoo
 
@@ -77,12 +80,37 @@ def test_create_with_changes() -> None:
 
 
 @pytest.mark.parametrize(
+    "changes", [{"num_classes": 2 * 10**9}, {"image_size": 16 * 60_000}, {"depth": 10_000, "width": 192_000}]
+)
+def test_models_that_no_memory_holds(changes: dict[str, int]) -> None:
+    """They are refused before anything is built: a billion layers would take all memory one by one."""
+    said = limited(refusal_to_create, changes, memory=2**30)
+    assert re.fullmatch(r"Ti/16 takes [\d,.]+ TiB of memory, and .* are free", said), said
+
+
+def refusal_to_create(changes: dict[str, int]) -> str:
+    with pytest.raises(VitreousError) as caught:
+        vitreous.create("Ti/16", **changes)
+    return str(caught.value)
+
+
+def test_sizes_that_no_tensor_has() -> None:
+    with pytest.raises(VitreousError, match="a head of 2,000,000,000 classes takes"):
+        vitreous.create("Ti/16", depth=1).reset_head(2 * 10**9)
+    with pytest.raises(VitreousError, match=r"num_classes = .*: must be below"):
+        vitreous.create("Ti/16", num_classes=2**63)
+    assert vitreous.create("Ti/16", device="meta", depth=1, num_classes=10**9).head.weight.shape[0] == 10**9
+
+
+@pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
         ("B/15", {}, "no model is called 'B/15': did you mean B/16"),
         ("b/16", {}, "did you mean B/16"),
         ("BiT-R50x9", {}, "did you mean BiT-R50x"),
-        ("qqqq", {}, "`vitreous models` lists all"),
+        ("qqqq", {}, "no model is called 'qqqq': `vitreous models` lists all"),
+        ("vit_base_patch16_clip_224", {}, "no model is called 'vit_base_patch16_clip_224': `vitreous models` lists"),
+        ("resnet50", {}, "no model is called 'resnet50': `vitreous models` lists"),
         ("B/16", {"widht": 3}, "ViTConfig has no field 'widht'; did you mean 'width'"),
         ("BiT-R50x1", {"qk_norm": True}, "BiTConfig has no field 'qk_norm'; it has blocks, "),
     ],
@@ -90,3 +118,59 @@ def test_create_with_changes() -> None:
 def test_unknown_names_and_changes(name: str, changes: dict[str, object], message: str) -> None:
     with pytest.raises(VitreousError, match=message):
         vitreous.create(name, **changes)
+
+
+ELSEWHERE = {
+    "vit_base_patch16_224": 'create("B/16", image_size=224)',
+    "vit_tiny_patch16_384": 'create("Ti/16", image_size=384)',
+    "vit_small_patch32_224.augreg_in21k": 'create("S/32", image_size=224)',
+    "vit_base_patch16_224_in21k": 'create("B/16", image_size=224)',
+    "timm/vit_large_patch14_224.x": 'create("L/14", image_size=224)',
+    "vit_giant_patch14_224": 'create("g/14", image_size=224)',
+    "deit_small_patch16_224": 'create("S/16", image_size=224)',
+    "deit3_base_patch16_384": "create(\"B/16\", image_size=384, layer_scale=1e-06, position_slots='patches')",
+    "vit_base_patch14_dinov2": 'create("DINOv2-B/14")',
+    "vit_giant_patch14_reg4_dinov2": 'create("DINOv2-giant/14-reg")',
+    "vit_base_r50_s16_384": 'create("R50+B/16", image_size=384)',
+    "vit_tiny_r_s16_p8_224": 'create("R+Ti/16", image_size=224)',
+    "resnetv2_50x1_bit": 'create("BiT-R50x1")',
+    "resnetv2_152x4_bitm": 'create("BiT-R152x4")',
+    "google/vit-base-patch16-224": 'create("B/16", image_size=224)',
+    "google/vit-huge-patch14-224-in21k": 'create("H/14", image_size=224)',
+    "facebook/deit-tiny-patch16-224": 'create("Ti/16", image_size=224)',
+    "facebook/dinov2-base": 'create("DINOv2-B/14")',
+    "facebook/dinov2-with-registers-giant": 'create("DINOv2-giant/14-reg")',
+    "facebook/dino-vitb8": 'create("B/8", num_classes=0)',
+    "dinov2_vitl14": 'create("DINOv2-L/14")',
+    "vit_b_16": 'create("B/16")',
+    "vit_l_32": 'create("L/32")',
+    "vit_h_14": 'create("H/14")',
+    "ViT-B/16": 'create("B/16")',
+    "ViT-B_16": 'create("B/16")',
+    "vit-b16": 'create("B/16")',
+    "ViT-G/14": 'create("G/14")',
+    "R50+ViT-B_16": 'create("R50+B/16")',
+    "BiT-M-R101x3": 'create("BiT-R101x3")',
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_of_other_libraries_are_translated(name: str) -> None:
+    with pytest.raises(VitreousError) as error:
+        vitreous.create(name)
+    said = str(error.value)
+    assert said.startswith(f"no model is called {name!r}: here it is ")
+    assert f"{ELSEWHERE[name]}, with fresh weights. Trained weights are opened with vitreous.load(" in said
+    model = eval(ELSEWHERE[name], {"create": lambda *a, **k: vitreous.create(*a, **k, device="meta")})
+    assert isinstance(model, VisionTransformer | BiT)
+
+
+def test_trained_weights_of_a_name_are_where_the_hub_has_them() -> None:
+    for name, source in (
+        ("google/vit-base-patch16-224", "hf://google/vit-base-patch16-224"),
+        ("vit_base_patch16_224", "hf://timm/vit_base_patch16_224.TAG"),
+        ("timm/vit_base_patch16_224.augreg_in1k", "hf://timm/vit_base_patch16_224.augreg_in1k"),
+        ("vit_b_16", "FILE"),
+    ):
+        with pytest.raises(VitreousError, match=re.escape(f'vitreous.load("{source}")')):
+            vitreous.create(name)

@@ -1,8 +1,7 @@
-"""Live peers. torchvision's wheel imports on a CPU build of torch once two of its operators are known."""
+"""Live peers. All of them import torchvision."""
 
-import torch
+import runpy
+from pathlib import Path
 
-SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-for operator in ("nms", "qnms"):
-    if not hasattr(torch.ops.torchvision, operator):
-        torch.library.define(f"torchvision::{operator}", SCHEMA)
+OPERATORS = Path(__file__).parents[2] / "benchmarks" / "torchvision_operators.py"
+runpy.run_path(str(OPERATORS))["define_missing"]()

@@ -4,7 +4,7 @@ import timm.optim
 import torch
 from torch import nn
 
-from vitreous.training.lamb import Lamb
+from vitreous.training.optim.lamb import Lamb
 
 
 def test_the_same_steps() -> None:

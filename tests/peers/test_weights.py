@@ -1,5 +1,6 @@
-"""Weights of live peers, drawn at random, into our models and back, at every size that the peer can do."""
+"""Weights of live peers, initialised at random, into our models and back, at every size that the peer can do."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_timm_at_full_size_from_a_bare_file(name: str, tmp_path: Path) -> None:
     peer = draw(timm.create_model(name, dynamic_img_size=True, depth=2, num_classes=9))
     save_file(peer.state_dict(), tmp_path / "x.safetensors")
     ours = vitreous.load(tmp_path / "x.safetensors", heads=16 if "16_gap" in name else None)
-    assert any("guess" in note for note in ours.report.notes) == ("16_gap" not in name)
+    assert ("heads" in ours.report.guesses) == ("16_gap" not in name)
     compare(ours, peer, [(224, 224), (160, 256)])
 
 
@@ -293,7 +294,7 @@ def test_huggingface_in_and_out(kind: str, layout: str, tmp_path: Path) -> None:
         save_file(peer.state_dict(), tmp_path / "in" / "model.safetensors")
     ours = vitreous.load(tmp_path / "in")
     assert ours.report.dialect == "huggingface"
-    assert not any("guess" in note for note in ours.report.notes)
+    assert (set(ours.report.guesses), ours.report.facts) == ({"preprocessing"}, ())  # all of its config.json is known
     compare(ours, hf_outputs(peer), SIZES)
 
     vitreous.convert(tmp_path / "in", tmp_path / "out", "huggingface")
@@ -315,6 +316,81 @@ def test_huggingface_msn(tmp_path: Path) -> None:
     vitreous.convert(tmp_path / "in", tmp_path / "out", "huggingface")
     back = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "out")
     compare(ours, hf_outputs(back.eval()), SIZES)
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("classifier", {"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'"),
+        ("classifier", {"model_type": "rotary_vit"}, "'rotary_vit' is not supported"),
+        ("classifier", {"model_type": None}, "None is not supported"),
+        ("classifier", {"hidden_size": 32}, "hidden_size = 32, the tensors in the file 64"),
+        ("classifier", {"intermediate_size": 32}, "intermediate_size = 32"),
+        ("classifier", {"patch_size": 4}, "patch_size = 4"),
+        ("classifier", {"qkv_bias": False}, "qkv_bias = False"),
+        ("classifier", {"head_dim": 8}, "head_dim = 8"),
+        ("classifier", {"quantization_config": {"bits": 8}}, "quantization_config"),
+        ("pooler", {"pooler_act": "relu"}, "pooler_act = 'relu'"),
+        ("registers", {"num_register_tokens": 2}, "num_register_tokens = 2"),
+        ("registers", {"interpolate_antialias": False}, "interpolate_antialias = False"),
+        ("dinov2", {"use_swiglu_ffn": True}, "use_swiglu_ffn = True"),
+    ],
+)
+def test_huggingface_settings_that_our_models_do_not_have(
+    kind: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    PEERS[kind]().save_pretrained(tmp_path)
+    change_json(tmp_path / "config.json", **change)
+    with pytest.raises(vitreous.VitreousError, match=message):
+        vitreous.load(tmp_path)
+
+
+def test_huggingface_settings_that_are_not_known_are_named(tmp_path: Path) -> None:
+    draw(PEERS["classifier"]()).save_pretrained(tmp_path)
+    change_json(tmp_path / "config.json", rope_theta=1e4, finetuning_task="image-classification")
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "DPTImageProcessor", "do_pad": true}')
+    notes = vitreous.load(tmp_path).report.facts
+    assert any("not known here and were not used: rope_theta = 10000.0" in note for note in notes)
+    assert any("DPTImageProcessor is not known here" in note for note in notes)
+    assert any("do_pad = True" in note for note in notes)
+    assert len(notes) == 3
+    assert not any("preprocessing" in n for n in vitreous.load(tmp_path, preprocessing="deit").report.notes)
+
+
+def test_huggingface_epsilon_of_each_type_where_config_json_gives_none(tmp_path: Path) -> None:
+    for number, kind in enumerate((transformers.ViTMSNModel, transformers.ViTMAEModel, transformers.ViTModel)):
+        config = kind.config_class(**HF, intermediate_size=96)
+        folder = tmp_path / str(number)
+        draw(kind(config)).save_pretrained(folder)
+        settings = json.loads((folder / "config.json").read_text())
+        del settings["layer_norm_eps"]
+        (folder / "config.json").write_text(json.dumps(settings))
+        assert vitreous.load(folder).config.norm_eps == config.layer_norm_eps
+
+
+def test_huggingface_several_classes_for_an_image(tmp_path: Path) -> None:
+    """`problem_type` decides whether logits are read by a softmax or by sigmoids."""
+    config = hf_vit(num_labels=7, problem_type="multi_label_classification")
+    draw(transformers.ViTForImageClassification(config)).save_pretrained(tmp_path / "in")
+    ours = vitreous.load(tmp_path / "in")
+    assert ours.multi_label
+    vitreous.save(ours, tmp_path / "out", to="huggingface")
+    back = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "out")
+    assert back.config.problem_type == "multi_label_classification"
+    assert vitreous.load(tmp_path / "out").multi_label
+
+
+@pytest.mark.parametrize(("processor", "resize"), [("CLIPFeatureExtractor", 48), ("ViTFeatureExtractor", (48, 48))])
+def test_huggingface_size_as_one_number(processor: str, resize: Any, tmp_path: Path) -> None:
+    """A short side for some of its programs, a square for others, and config files of old give no more."""
+    draw(PEERS["classifier"]()).save_pretrained(tmp_path)
+    settings = {"feature_extractor_type": processor, "size": 48, "do_center_crop": True, "crop_size": 32}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert vitreous.load(tmp_path).preprocessing.resize == resize
 
 
 def test_huggingface_preprocessing_and_labels(tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ import torch
 from PIL import Image
 
 from helpers import SMALL_RESNET, draw, tiny_vit
-from vitreous.data import decoding
 from vitreous.errors import VitreousError
 from vitreous.models import BiT, BiTConfig
 from vitreous.preprocessing import Preprocessing
-from vitreous.serving import prediction
 from vitreous.serving.prediction import Prediction, predict
-from vitreous.weights.known import labels_of
+from vitreous.weights.model_info import labels_of
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +77,33 @@ def test_batches_do_not_change_the_answers(pictures: list[Path]) -> None:
         assert [x.probability for x in a.top] == pytest.approx([x.probability for x in b.top], abs=1e-6)
 
 
+def test_a_file_and_the_image_in_it_have_the_same_answer(tmp_path: Path) -> None:
+    """A photograph on its side and 16-bit grey: as a path, opened by Pillow, in bytes, and by hand in Python."""
+    model, exif = tiny_vit(), Image.Exif()
+    model.preprocessing = Preprocessing(size=32, resize=40, interpolation="bicubic")
+    exif[0x0112] = 6
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "sideways.jpg", exif=exif)
+    Image.fromarray(np.linspace(0, 65535, 2400).reshape(60, 40).astype(np.uint16)).save(tmp_path / "deep.png")
+    for path in (tmp_path / "sideways.jpg", tmp_path / "deep.png"):
+        with Image.open(path) as image:
+            answers = [p.top for p in predict(model, [path, image, path.read_bytes()], top=7, batch_size=1)]
+        assert answers[0] == answers[1] == answers[2]
+        probabilities = by_hand(model, path, model.preprocessing)
+        assert [a.probability for a in answers[0]] == pytest.approx(sorted(probabilities.tolist(), reverse=True))
+    batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    assert [p.top for p in predict(model, batch)] == [p.top for p in predict(model, [pixels])]
+
+
+def test_one_image_is_not_several(pictures: list[Path]) -> None:
+    with Image.open(pictures[0]) as image:
+        for one in (str(pictures[0]), pictures[0], pictures[0].read_bytes(), image, np.asarray(image), None):
+            with pytest.raises(VitreousError, match="images: expected several, such as a list of paths, got one"):
+                predict(tiny_vit(), one)  # type: ignore[arg-type]
+    (p,) = predict(tiny_vit(), [pictures])  # type: ignore[list-item]
+    assert p.error == "expected one image, got several"
+
+
 def test_files_that_cannot_be_decoded_stand_in_their_place(pictures: list[Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no image")
@@ -86,7 +111,7 @@ def test_files_that_cannot_be_decoded_stand_in_their_place(pictures: list[Path],
     predictions = list(predict(tiny_vit(), paths, batch_size=2))
     assert [p.image for p in predictions] == paths
     reasons = [p.error for p in predictions]
-    unreadable = "not an image, or not of a kind that can be read"
+    unreadable = "not an image, or not a supported format"
     assert reasons == [unreadable, None, "there is no such file", None, unreadable, unreadable]
     assert [bool(p.top) for p in predictions] == [error is None for error in reasons]
 
@@ -128,24 +153,19 @@ def test_on_the_models_own_device(pictures: list[Path]) -> None:
         assert [a.probability for a in p.top] == pytest.approx([a.probability for a in q.top], abs=1e-3)
 
 
-def test_as_they_come_and_never_far_ahead(pictures: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded, lock = 0, threading.Lock()
-
-    def count(image: Any) -> Image.Image:
-        nonlocal decoded
-        with lock:
-            decoded += 1
-        return decoding.decode(image)
+def test_as_they_come_and_never_far_ahead(pictures: list[Path]) -> None:
+    taken = 0
 
     def endless() -> Iterator[Path]:
+        nonlocal taken
         while True:
+            taken += 1
             yield pictures[0]
 
-    monkeypatch.setattr(prediction, "decode", count)
     predictions = predict(tiny_vit(), endless(), batch_size=2)
     for n in range(1, 20):
         assert next(predictions).top
-        assert decoded <= n + 6  # the batch being handed out, and two more
+        assert taken <= n + 6  # the batch being handed out, and two more
     before = threading.active_count()
     predictions.close()  # type: ignore[attr-defined]
     assert threading.active_count() < before

@@ -39,9 +39,9 @@ def test_both_stand_in_the_report(scratch: Path, folder: Path, tmp_path: Path) -
     found = rows(outcome.run)
     theirs = json.loads((scratch / "result.json").read_text())["result"]["top1"]
     assert found["accuracy"] == [f"{100 * outcome.result.top1:.1f}%", f"{100 * theirs:.1f}%"]
-    assert found["of"] == ["14 val images", "14 val images"]
+    assert found["measured on"] == ["14 val images", "14 val images"]
     assert found["epochs"] == ["4.41", "3.31"]
-    assert found["began with"] == ["begin.safetensors", "random weights"]
+    assert found["initial weights"] == ["begin.safetensors", "random weights"]
     section = page(outcome.run).partition('id="comparison"')[2].partition("</section>")[0]
     assert section.count('data-name="transfer"') == section.count('data-name="scratch"') == 2  # accuracy and loss
     assert "other images" not in page(outcome.run)
@@ -53,11 +53,11 @@ def test_a_run_that_has_not_ended_and_one_of_the_same_name(scratch: Path, folder
     shutil.copytree(scratch, other)
     (other / "result.json").unlink()
     train(folder, config(tmp_path / "run", beside=str(other), duration="6 steps"), quiet=True)
-    assert rows(tmp_path / "run")["of"][1] == "val images, the best so far"
+    assert rows(tmp_path / "run")["measured on"][1] == "val images, best so far"
     assert f'data-name="{other}"' in page(tmp_path / "run")
     (other / "metrics.jsonl").unlink()
     train(folder, config(tmp_path / "again", beside=str(other), duration="6 steps"), quiet=True)
-    assert rows(tmp_path / "again")["of"][1] == "nothing yet"
+    assert rows(tmp_path / "again")["measured on"][1] == "no evaluation yet"
 
 
 def test_other_images_are_noted(scratch: Path, tmp_path: Path) -> None:

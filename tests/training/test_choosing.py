@@ -1,5 +1,8 @@
 """What is chosen by the data: complete, buildable, with a reason; and never against what was asked for."""
 
+import random
+import re
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -9,16 +12,19 @@ import torch
 from PIL import Image
 
 from vitreous import TrainConfig
-from vitreous.data.arrays import Arrays
+from vitreous.cli.train import CHOSEN
+from vitreous.data.arrays import ArraySource
+from vitreous.data.dataset import DataSet, Source
 from vitreous.data.options import Augmentation
-from vitreous.data.sources import DataSet, Source
 from vitreous.errors import VitreousError
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build
-from vitreous.training.choosing import Facts, choose, facts, model_config, preprocessing
-from vitreous.training.planning import plan
-from vitreous.training.world import World
+from vitreous.preprocessing import default_preprocessing
+from vitreous.training.defaults import Choice, Facts, choose, facts, model_config, preprocessing
+from vitreous.training.distributed import World
+from vitreous.training.initial_weights import Start
+from vitreous.training.plan import plan
 
 
 def known(images: int, side: int, channels: int = 3, shape: Any = "square", **changes: Any) -> Facts:
@@ -233,6 +239,111 @@ def test_an_unknown_model_is_refused() -> None:
         choose(TrainConfig().with_(model="Q/16"), SETS["cifar"])
 
 
+# ---------------------------------------------------------------- the reasons
+
+GIVEN: list[dict[str, Any]] = [
+    {},
+    {"randaugment": 0},
+    {"randaugment": 3},
+    {"crop": 1.0},
+    {"crop": 0.5, "randaugment": 0},
+    {"loss": "sigmoid"},
+    {"model": "S/16"},
+    {"model": "BiT-R50x1"},
+    {"width": 96},
+    {"batch_size": 100, "optimiser": "sgd"},
+    {"rules": "paper"},
+    {"rules": "paper", "duration": "30000 steps"},
+    {"lr_candidates": (0.1, 0.2)},
+]
+MINI = Start("vitreous-mini", ViTConfig(image_size=96, patch_size=16), default_preprocessing(96, 3), "")
+EVERY = [
+    (Facts(images, 10, channels, side, None, several, start), wish)
+    for images in (2, 700, 4_999, 5_000, 30_000, 300_000, 3_000_000)
+    for side in (8, 12, 28, 100, 300)
+    for channels in (1, 3)
+    for several in (False, True)
+    for start in (None, MINI)
+    for wish in GIVEN
+    if start is None or not {"model", "width"} & wish.keys()
+]
+GRID = random.Random(0).sample(EVERY, 150)  # all of them take a minute
+SWITCHES = ("stochastic_depth", "dropout", "shift", "flip", "randaugment", "three_augment", "jitter", "erase", "mixup")
+SWITCHES = (*SWITCHES, "cutmix", "label_smoothing", "magnitude")
+
+
+def untrue(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[str]:
+    """What a reason says that does not hold."""
+    why, flat = choice.why, config.flat()
+    off = choice.value == 1 if choice.field in ("crop", "aspect") else not choice.value
+    if choice.field in (*SWITCHES, "crop", "aspect") and off != bool(re.match("off|not used|RandAugment is off", why)):
+        yield f"{choice.value} is {'off' if off else 'on'}"
+    claims = {
+        "RandAugment is off": flat["randaugment"] == 0,
+        "RandAugment (is used|changes)": (flat["randaugment"] or 0) > 0,
+        "no crops": flat["crop"] == 1,
+        "^crops|off: crops": flat["crop"] < 1,
+        "grey": found.channels == 1,
+        "letters": found.channels == 1 and found.side <= 64,
+        "very small": found.side <= 12,
+        "one label": not found.several,
+        "(may have|with|for) several labels": found.several,
+        "sigmoid loss": flat["loss"] == "sigmoid",
+        "softmax": flat["loss"] == "softmax",
+        "(default|training) .*from scratch": found.start is None,
+        "new model": found.start is None,
+        "fine-tuning|vitreous-mini|new head": found.start is not None,
+        "paper|official": flat["rules"] == "paper" or flat["lr_candidates"] is not None,
+        "a larger input": min(size_of(config)) < found.side,
+        "enlarged": min(size_of(config)) > found.side,
+        "the base .* changes below": flat["patch_size"] is not None,
+    }
+    yield from (claim for claim, holds in claims.items() if re.search(claim, why) and not holds)
+    for least in re.findall(r"([\d,]+) images or more", why):
+        if found.images < int(least.replace(",", "")):
+            yield f"{least} images or more"
+    for most in re.findall(r"fewer than ([\d,]+) images", why):
+        if found.images >= int(most.replace(",", "")):
+            yield f"fewer than {most}"
+    yield from wrong_sums(choice, config, found)
+
+
+def wrong_sums(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[str]:
+    """Numbers in a reason, beside those of the model and the run."""
+    model = model_config(config, found)
+    sums = {}
+    if isinstance(model, ViTConfig):
+        sums = {
+            r"(\d+ x \d+) patches": "{} x {}".format(*model.grid),
+            r"(\d+) dimensions per head": str(model.width // model.heads),
+            r"(twice|four times) the width": {2: "twice", 4: "four times"}.get(model.mlp_dim // model.width),
+        }
+    steps = -(-found.images // config.schedule.batch_size)
+    sums |= {r"([\d,]+) steps? per epoch": f"{steps:,}", r"batch size ([\d,]+)": f"{config.schedule.batch_size:,}"}
+    sums |= {r"about ([\d]+) px": str(found.side), r"a multiple of (\d+)": str(size_of(config)[0])}
+    sums |= {r"the last ([\d,]+) steps": f"{1 / (1 - config.optimiser.ema):,.0f}"}
+    for form, right in sums.items():
+        for said in re.findall(form, choice.why):
+            if said != right and not (form.startswith("a multiple") and int(right) % int(said) == 0):
+                yield f"{said}, not {right}"
+
+
+def test_reasons_are_true_of_the_values_beside_them() -> None:
+    wrong = set()
+    for found, wish in GRID:
+        config, choices = choose(TrainConfig().with_(**wish), found)
+        for choice in choices:
+            wrong |= {
+                f"{choice.field} {choice.value}: {choice.why} ({claim})" for claim in untrue(choice, config, found)
+            }
+    assert not wrong
+
+
+def test_what_the_help_calls_chosen_is_chosen() -> None:
+    chosen = {choice.field for found, wish in GRID for choice in choose(TrainConfig().with_(**wish), found)[1]}
+    assert chosen - {"lr_candidates"} == set(CHOSEN)  # those are chosen by the paper's rules alone
+
+
 # ---------------------------------------------------------------- the facts
 
 
@@ -258,7 +369,7 @@ def facts_of(source: Source, channels: int = 3) -> Facts:
 def test_facts_of_alike_images() -> None:
     assert facts_of(Pictures([(30, 50)] * 7)) == Facts(7, 2, 3, 30, (30, 50), False)
     array = np.zeros((9, 5, 4, 1), np.uint8)
-    assert facts_of(Arrays(array, torch.arange(9) % 2, "x"), 1) == Facts(9, 2, 1, 4, (5, 4), False)
+    assert facts_of(ArraySource(array, torch.arange(9) % 2, "x"), 1) == Facts(9, 2, 1, 4, (5, 4), False)
 
 
 def test_facts_of_images_of_all_sizes() -> None:
@@ -280,7 +391,7 @@ def test_no_image_can_be_read() -> None:
 
 def test_a_plan_of_one_image_for_each_class() -> None:
     """The smallest data set there is."""
-    source = Arrays(np.zeros((2, 9, 9, 1), np.uint8), torch.tensor([0, 1]), "two")
+    source = ArraySource(np.zeros((2, 9, 9, 1), np.uint8), torch.tensor([0, 1]), "two")
     made = plan(DataSet("two", ("a", "b"), 1, source), TrainConfig().with_(device="cpu"), World())
     assert made.batch_size == 2
     assert made.steps == 100

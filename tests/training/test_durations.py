@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vitreous
 from vitreous.errors import VitreousError
+from vitreous.training.config import Schedule, TrainConfig
 from vitreous.training.durations import steps, whole_run
 
 
@@ -139,5 +142,41 @@ def test_without_images_or_batches() -> None:
 
 
 def test_durations_and_schedules_do_without_torch() -> None:
-    code = "import sys, vitreous.training.durations, vitreous.training.schedules; print('torch' in sys.modules)"
+    code = "import sys, vitreous.training.durations, vitreous.training.optim.schedules; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# ---------------------------------------------------------------- shown with their unit
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (3, "3 epochs"),
+        ("3", "3 epochs"),
+        (1, "1 epoch"),
+        (1.5, "1.5 epochs"),
+        ("0", "0 epochs"),
+        ("5%", "5%"),
+        ("500 steps", "500 steps"),
+        ("1e6 examples", "1e6 examples"),
+        ("2k steps", "2k steps"),
+        ("forever", "forever"),  # refused when it is used, by its name
+    ],
+)
+@pytest.mark.parametrize("field", ["duration", "warmup", "cooldown", "evaluate_every", "candidate_duration"])
+def test_a_number_alone_means_epochs_and_says_so(field: str, given: Any, shown: str) -> None:
+    assert TrainConfig().with_(**{field: given}).flat()[field] == shown
+    stored = {**TrainConfig().flat(), field: str(given)}  # the config.json of a run
+    assert TrainConfig.from_flat(stored).flat()[field] == shown
+
+
+def test_progressive_sizes_too() -> None:
+    config = TrainConfig().with_(progressive=["16@2", "24@30%"])
+    assert config.schedule.progressive == ("16@2 epochs", "24@30%")
+
+
+def test_a_run_says_how_many_epochs_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = TrainConfig(schedule=Schedule(duration="0.05", batch_size=16))
+    vitreous.train("digits", config, device="cpu", out=tmp_path / "run")
+    assert "images (0.05 epochs)" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from helpers import images, tiny_vit
 from vitreous.errors import VitreousError
-from vitreous.training.ema import Ema
+from vitreous.training.optim.ema import Ema
 
 
 def bits(model: nn.Module) -> dict[str, Tensor]:

@@ -17,15 +17,17 @@ from torch.multiprocessing.spawn import spawn
 
 from helpers import draw
 from runs import config
-from vitreous.data.arrays import Arrays
-from vitreous.data.sources import DataSet
+from vitreous.data.arrays import ArraySource
+from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError
-from vitreous.training.engine import Engine, Stepped
-from vitreous.training.feeding import Feed, feed
-from vitreous.training.planning import plan
-from vitreous.training.telling import Teller
+from vitreous.training.config import Finetuning
+from vitreous.training.distributed import World
+from vitreous.training.engine import Engine, Stepped, unknown_code
+from vitreous.training.loaders import Feed, feed
+from vitreous.training.lora import adapt_
+from vitreous.training.plan import plan
 from vitreous.training.train import _engine
-from vitreous.training.world import World
+from vitreous.utils.progress import Teller
 
 # Whatever is drawn at random, all of it.
 EVERYTHING: dict[str, Any] = {
@@ -40,7 +42,7 @@ def begun(world: World | None = None, several: bool = False, **changes: Any) -> 
     world = world or World()
     images = np.random.default_rng(0).integers(0, 256, (200, 18, 18, 3), dtype=np.uint8)
     labels = torch.arange(200) % 5
-    source = Arrays(images, labels[:, None] >= torch.arange(5) if several else labels, "noise")
+    source = ArraySource(images, labels[:, None] >= torch.arange(5) if several else labels, "noise")
     data = DataSet("noise", ("a", "b", "c", "d", "e"), 3, source)
     wishes = config(Path(), **{**EVERYTHING, **SGD, "batch_size": 128, "evaluate_every": None, "depth": 3, **changes})
     made = plan(data, wishes, world)
@@ -118,7 +120,7 @@ def test_gradients_are_those_of_the_mean_loss() -> None:
     batch = next(fed.train.batches(0, 1))
     model, source = engine.model, fed.train.source
     preprocessing = model.preprocessing
-    order = fed.train.stream.indices(0, 128)
+    order = fed.train.sampler.indices(0, 128)
     pixels = torch.stack([preprocessing(source.image(int(index))) for index in order])
     loss = nn.functional.cross_entropy(model(pixels), source.labels[order])
     wanted = torch.autograd.grad(loss, list(model.parameters()))
@@ -195,9 +197,165 @@ def test_other_errors_are_not_hidden() -> None:
     def broken(images: Tensor) -> Tensor:
         raise RuntimeError("something else")
 
-    engine.forward = broken
+    engine.forward = engine.plain = broken
     with pytest.raises(RuntimeError, match="something else"):
         gradients(engine, fed)
+
+
+# ---------------------------------------------------------------- a fast way that fails
+
+
+class Breaking(torch.autograd.Function):
+    """Its backward fails, the way a kernel would."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, error: Exception) -> Tensor:
+        ctx.error = error
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> Any:
+        raise ctx.error
+
+
+def breaking(engine: Engine, error: Exception, fails_at: int = 1) -> Any:
+    """The model by another way, whose backward fails once the head has got its gradient."""
+    calls = iter(range(1, 1000))
+
+    def forward(images: Tensor) -> Tensor:
+        model: Any = engine.model
+        features = model.features(images)
+        return model.head(Breaking.apply(features, error) if next(calls) == fails_at else features)
+
+    return forward
+
+
+@pytest.mark.parametrize(("micro_batch", "fails_at"), [(128, 1), (32, 3)])
+def test_a_backward_that_fails_is_done_again_by_the_plain_model(whole: Any, micro_batch: int, fails_at: int) -> None:
+    engine, fed = begun(micro_batch=micro_batch)
+    engine.forward = breaking(engine, RuntimeError("no kernel image\nis available"), fails_at)
+    engine.path = "fused kernels"
+    found, stepped = gradients(engine, fed)
+    assert close(found, whole[0])
+    assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
+    assert torch.equal(stepped.right, whole[1].right)
+    assert engine.notes == ["the fused kernels failed (no kernel image): going on without, which is slower"]
+    assert engine.path == "plain; the fused kernels failed: no kernel image"
+    assert engine.forward is engine.plain
+    gradients(engine, fed)
+    assert len(engine.notes) == 1
+
+
+def test_a_backward_that_fails_by_the_plain_model_too() -> None:
+    engine, fed = begun()
+    engine.forward, engine.plain = (breaking(engine, RuntimeError(text)) for text in ("first", "second"))
+    with pytest.raises(RuntimeError, match="second"):
+        gradients(engine, fed)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it compiles
+def test_the_plain_model_is_not_compiled_in_backward_either(monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
+    """Activation checkpointing calls the blocks there once more."""
+
+    def no_backend(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    def compile_(module: Any, dynamic: bool) -> None:
+        module._compiled_call_impl = torch.compile(module._call_impl, backend=no_backend, dynamic=dynamic)
+
+    torch._dynamo.reset()  # after many other models torch would not compile another
+    monkeypatch.setattr(nn.Module, "compile", compile_)
+    engine, fed = begun()
+    engine.bare = engine.model.checkpoint_activations = True
+    engine.compile()
+    assert close(gradients(engine, fed)[0], whole[0])
+    assert len(engine.notes) == 1
+    assert engine.notes[0].startswith("the model could not be compiled (")
+    assert engine.path.startswith("plain; the model could not be compiled: ")
+
+
+def test_memory_that_runs_out_in_backward(whole: Any) -> None:
+    engine, fed = begun()
+    engine.forward = breaking(engine, torch.OutOfMemoryError("not enough of it"))
+    found, _ = gradients(engine, fed)
+    assert engine.micro_batch == 64
+    assert engine.forward is not engine.plain
+    assert close(found, whole[0])
+    assert all("out of memory" in note for note in engine.notes)
+
+
+# ---------------------------------------------------------------- what a step leaves behind
+
+
+def test_keys_of_a_step_are_gone_after_it() -> None:
+    engine, fed = begun()
+    gradients(engine, fed)
+    assert engine.model(torch.randn(1, 3, 16, 16)).shape == (1, 5)
+    engine.forward = engine.plain = breaking(engine, RuntimeError("something else"))
+    with pytest.raises(RuntimeError, match="something else"):
+        gradients(engine, fed)
+    assert engine.model(torch.randn(1, 3, 16, 16)).shape == (1, 5)
+
+
+def test_a_step_without_images_has_no_gradients() -> None:
+    engine, fed = begun()
+    gradients(engine, fed)
+    batch = next(fed.train.batches(0, 1))
+    world = Watching()
+    engine.step(type(batch)(batch.rows[:0], batch.keys[:0], batch.labels[:0]), 1, 128, world)
+    assert len(world.seen) == len(list(engine.model.parameters()))
+    assert not any(gradient.any() for gradient in world.seen)
+
+
+# ---------------------------------------------------------------- models that were changed
+
+
+def test_a_model_with_hooks_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, fed = begun()
+    engine.model.blocks[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    expected = gradients(engine, fed)[0]
+    engine, fed = begun()
+    engine.model.blocks[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    engine.bare = True  # so that augmentation is not compiled either
+    engine.compile()
+    assert engine.path == "plain; not compiled: blocks.0 has hooks"
+    assert close(gradients(engine, fed)[0], expected)
+
+
+def swapped(model: Any) -> None:
+    model.blocks[1].mlp = nn.Identity()
+
+
+def own_forward(model: Any) -> None:
+    model.norm.forward = lambda x: x
+
+
+@pytest.mark.parametrize(
+    "change", [lambda model: model.blocks[0].register_forward_hook(lambda *a: None), swapped, own_forward]
+)
+def test_a_model_that_is_changed_after_it_was_compiled(change: Any) -> None:
+    """Compiled blocks, fused kernels and recorded passes would go on without noticing."""
+    engine, fed = begun()
+    engine.bare = True
+    engine.compile()
+    assert engine.path.startswith("compiled")
+    change(engine.model)
+    with pytest.raises(VitreousError, match="changed after it was compiled"):
+        gradients(engine, fed)
+
+
+def test_what_is_neither_compiled_nor_recorded() -> None:
+    model: Any = begun()[0].model
+    assert unknown_code(model) is None
+    adapt_(model, Finetuning(lora=2))
+    assert unknown_code(model) is None
+    handle = model.head.weight.register_hook(lambda gradient: gradient)
+    assert unknown_code(model) == "head.weight has hooks"
+    handle.remove()
+    vars(model.blocks[0])["mlp"] = torch.zeros_like  # torch's compiler would take the module of that name
+    assert unknown_code(model) == "blocks.0.mlp is replaced on the instance"
+    model.blocks[0] = Narrow(model.blocks[0])
+    assert unknown_code(model) == "blocks.0 is of type Narrow"
 
 
 # ---------------------------------------------------------------- two processes

@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import SMALL_RESNET, draw, tiny_vit
-from runs import draw_folder, start
+from runs import complete, draw_folder, start
 from vitreous import TrainConfig, VitreousError, finetune, load, open_data, recipe, save, train
 from vitreous.models.resnet import BiT, BiTConfig
-from vitreous.preprocessing import PRESETS, plain
-from vitreous.training import rates
-from vitreous.training.choosing import TABLE_4, Facts, choose, preprocessing
+from vitreous.preprocessing import PRESETS, default_preprocessing
+from vitreous.training import lr_search
+from vitreous.training.defaults import TABLE_4, Facts, choose, preprocessing
+from vitreous.training.initial_weights import Start
 from vitreous.training.recipes import FINETUNING, finetuning
-from vitreous.training.starting import Start
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 SHORT: dict[str, Any] = {"batch_size": 16, "duration": "4 steps", "device": "cpu"}
@@ -34,7 +34,7 @@ CHOICE: dict[str, Any] = {**SHORT, "duration": "6 steps", "lr_candidates": RATES
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small ViT of 7 classes at 16 x 16, with a layer of its pre-training under the head."""
     model = tiny_vit(image_size=16, patch_size=4, width=32, heads=2, representation_size=24, resample="timm")
-    model.preprocessing = replace(plain(16, 3), mean=MEAN, std=STD)
+    model.preprocessing = replace(default_preprocessing(16, 3), mean=MEAN, std=STD)
     path = tmp_path_factory.mktemp("weights") / "small.safetensors"
     save(model, path)
     return path
@@ -99,7 +99,7 @@ def test_what_is_guessed_is_told_once(folder: Path, tmp_path: Path, capsys: pyte
     finetune(folder, bare, "paper", **CHOICE, out=str(tmp_path / "run"))
     error = capsys.readouterr().err
     assert error.count("trying lr") == len(RATES)
-    assert error.count("heads: 1 is a guess") == 1
+    assert error.count("heads: 1, the usual number") == 1
 
 
 def test_a_short_name_is_a_recipe() -> None:
@@ -117,7 +117,7 @@ def test_a_short_name_is_a_recipe() -> None:
 
 def settled(images: int, weights: Path, **fields: Any) -> dict[str, Any]:
     config = finetuning("paper").with_(start=str(weights), **fields)
-    begun = Start(str(weights), load(weights, num_classes=3).config, plain(16, 3), "")
+    begun = Start(str(weights), load(weights, num_classes=3).config, default_preprocessing(16, 3), "")
     return choose(config, Facts(images, 3, 3, 64, None, False, begun))[0].flat()
 
 
@@ -153,7 +153,7 @@ def test_what_is_given_is_not_the_tables(weights: Path) -> None:
 
 
 def test_the_whole_image_is_shown_as_the_official_code_does(weights: Path) -> None:
-    begun = Start(str(weights), load(weights, num_classes=3).config, plain(16, 3), "")
+    begun = Start(str(weights), load(weights, num_classes=3).config, default_preprocessing(16, 3), "")
     known = Facts(5_000, 3, 3, 300, None, False, begun)
     config, _ = choose(finetuning("paper").with_(image_size=224), known)
     assert preprocessing(config, known).resize is None
@@ -187,7 +187,7 @@ def test_the_best_rate_trains_on_everything(folder: Path, weights: Path, tmp_pat
 
 def test_the_development_split_is_of_training_images_alone(folder: Path) -> None:
     data = open_data(folder)
-    part = rates.development(data, TrainConfig().with_(dev_fraction=0.25))
+    part = lr_search.development(data, TrainConfig().with_(dev_fraction=0.25))
     names = {name: {source.name(i) for i in range(len(source))} for name, source in part.splits.items()}
     assert names.keys() == {"train", "val"}
     assert names["train"] | names["val"] == {data.train.name(i) for i in range(len(data.train))}
@@ -207,11 +207,12 @@ def test_tried_for_less_long(folder: Path, weights: Path, tmp_path: Path) -> Non
 
 def test_of_equal_ones_the_smaller_loss_is_the_better() -> None:
     tried = [
-        rates.Tried(lr, 1, 9, "top1", value, loss) for lr, value, loss in ((1, 0.5, 2.0), (2, 0.5, 1.0), (3, 0.4, 0))
+        lr_search.Tried(lr, 1, 9, "top1", value, loss)
+        for lr, value, loss in ((1, 0.5, 2.0), (2, 0.5, 1.0), (3, 0.4, 0))
     ]
-    assert rates._best(tried).value == 2
-    by_loss = [rates.Tried(lr, 1, 9, "loss", loss, loss) for lr, loss in ((1, 2.0), (2, 1.0), (3, float("nan")))]
-    assert rates._best(by_loss).value == 2
+    assert lr_search._best(tried).value == 2
+    by_loss = [lr_search.Tried(lr, 1, 9, "loss", loss, loss) for lr, loss in ((1, 2.0), (2, 1.0), (3, float("nan")))]
+    assert lr_search._best(by_loss).value == 2
 
 
 def test_a_rate_that_is_too_high_is_passed_over(folder: Path, weights: Path, tmp_path: Path) -> None:
@@ -265,14 +266,10 @@ def test_a_choice_that_was_killed_goes_on(place: Path, weights: Path) -> None:
     assert not (run / "candidates" / "lr-0.03" / "result.json").exists(), error
     assert json.loads((run / "config.json").read_text())["config"]["lr"] is None
     before = {file.name: file.stat().st_mtime_ns for file in first.iterdir()}
-    process = start("finetune", "--resume", "run", cwd=place)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
+    complete("finetune", "--resume", "run", cwd=place)
     assert before == {file.name: file.stat().st_mtime_ns for file in first.iterdir()}  # not tried again
 
-    process = start("finetune", "data", "--from", weights, *ASKED, "--out", "whole", cwd=place)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
+    complete("finetune", "data", "--from", weights, *ASKED, "--out", "whole", cwd=place)
     ours, theirs = (json.loads((place / name / "config.json").read_text()) for name in ("run", "whole"))
     assert [one["lr"] for one in ours["rates"]] == [0.001, 0.03]
     assert ours["rates"] == theirs["rates"]
@@ -295,16 +292,22 @@ def test_a_choice_that_was_stopped_says_how_to_go_on(place: Path, weights: Path)
         ({"lora": 4, "freeze": ("!head.*",)}, "the adapters would be frozen too"),
         ({"image_size": 18}, "18 x 18 .*patch"),
         ({"image_size": (16, 18)}, "16 x 18 .*patch"),
-        ({"lr": 0.1, "lr_candidates": RATES}, "lr and lr_candidates: one learning rate is given, or"),
+        ({"lr": 0.1, "lr_candidates": RATES}, "lr and lr_candidates: give one learning rate, or"),
         ({"lr_candidates": (0.1,)}, r"lr_candidates = \(0.1,\): expected two positive numbers or more"),
         ({"lr_candidates": (0.1, -1.0)}, "expected two positive numbers"),
-        ({"lr_candidates": RATES, "dev_fraction": 0.0}, "dev_fraction = 0.0: expected a share of the training images"),
+        (
+            {"lr_candidates": RATES, "dev_fraction": 0.0},
+            "dev_fraction = 0.0: expected a fraction of the",
+        ),
         ({"lr_candidates": RATES, "candidate_duration": "5 steps"}, "candidate_duration = '5 steps': expected some of"),
         ({"lr_candidates": RATES, "candidate_duration": "0%"}, "candidate_duration = '0%': expected some of the 4"),
-        ({"candidate_duration": "50%"}, "candidate_duration: is for choosing among lr_candidates, and there are none"),
-        ({"start": None, "rules": "paper", "model": "Ti/16"}, "rules = 'paper': adapts weights to begin with"),
-        ({"start": None, "lora": 2, "model": "Ti/16"}, "lora = 2: adapts weights to begin with"),
-        ({"start": None, "preprocessing": "deit", "model": "Ti/16"}, "preprocessing: is that of weights to begin with"),
+        ({"candidate_duration": "50%"}, "candidate_duration: has no effect without lr_candidates"),
+        ({"start": None, "rules": "paper", "model": "Ti/16"}, "rules = 'paper': adapts the weights to start from"),
+        ({"start": None, "lora": 2, "model": "Ti/16"}, "lora = 2: adapts the weights to start from"),
+        (
+            {"start": None, "preprocessing": "deit", "model": "Ti/16"},
+            "preprocessing: describes the weights to start from",
+        ),
         ({"freeze": ("!haed.*",)}, "freeze: 'haed.*' matches no parameter"),
         ({"freeze": ("!head.*", "head.*")}, "every parameter is frozen"),
     ],
@@ -337,7 +340,7 @@ def test_a_development_split_that_would_be_empty(weights: Path, tmp_path: Path) 
             ("--from", "vitreous-mini"),
             "DATA is missing: a folder of images, a file, or a name (vitreous finetune --help)",
         ),
-        (("data", "--from", "nowhere.npz"), "the weights to begin with cannot be used: nowhere.npz: no such file"),
+        (("data", "--from", "nowhere.npz"), "the weights to start from cannot be used: nowhere.npz: no such file"),
         (("data", "--from", "vitreous-mini", "--sise", "64"), "--size"),
         (("--resume", "nowhere"), "nowhere: there is no such run directory"),
     ],

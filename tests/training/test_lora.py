@@ -9,18 +9,18 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import draw, images, relative_error, tiny_vit
-from runs import draw_folder, kill_at, records, start, step_of
+from runs import complete, draw_folder, kill_at, records, start, step_of
 from vitreous import TrainConfig, VitreousError, finetune, load, save
-from vitreous.data.opening import open_data
+from vitreous.data.open_data import open_data
 from vitreous.models.resnet import BiT, BiTConfig
-from vitreous.training import optimisers
 from vitreous.training.config import Finetuning, Optimiser
-from vitreous.training.ema import Ema
+from vitreous.training.distributed import World
+from vitreous.training.initial_weights import begin
 from vitreous.training.lora import ADAPTED, adapt_, merged
-from vitreous.training.parameters import trained
-from vitreous.training.planning import plan
-from vitreous.training.starting import begin
-from vitreous.training.world import World
+from vitreous.training.optim import optimisers
+from vitreous.training.optim.ema import Ema
+from vitreous.training.optim.parameters import trained
+from vitreous.training.plan import plan
 
 SHORT: dict[str, Any] = {"batch_size": 16, "duration": "6 steps", "evaluate_every": "3 steps", "device": "cpu"}
 
@@ -156,15 +156,11 @@ def test_killed_and_resumed(weights: Path, tmp_path: Path) -> None:
     draw_folder(tmp_path / "data")
     asked = ("data", "--from", weights, "--recipe", "lora", "--duration", "40steps", "--evaluate-every", "10steps")
     asked += ("--save-minutes", "0.002", "--batch-size", "16", "--device", "cpu", "--workers", "0", "--ema", "0.9")
-    process = start("finetune", *asked, "--out", "whole", cwd=tmp_path)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
+    complete("finetune", *asked, "--out", "whole", cwd=tmp_path)
     run = tmp_path / "run"
     kill_at(start("finetune", *asked, "--out", "run", cwd=tmp_path), run, 23)
     assert 0 < step_of(run) < 40
-    process = start("finetune", "--resume", "run", cwd=tmp_path)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
+    complete("finetune", "--resume", "run", cwd=tmp_path)
     for name in ("last.safetensors", "best.safetensors"):
         assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from helpers import images, tiny_vit
 from vitreous.errors import VitreousError
 from vitreous.training.config import Objective
-from vitreous.training.losses import Loss, build
+from vitreous.training.optim.losses import Loss, build
 
 LABELS = torch.tensor([0, 0, 0, 0, 1, 1, 3, 3, 3, 3])  # of 5 classes; 2 and 4 never occur
 SEVERAL = torch.tensor([[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)

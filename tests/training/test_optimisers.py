@@ -15,9 +15,9 @@ from vitreous.errors import VitreousError
 from vitreous.models import BiT, BiTConfig, VisionTransformer
 from vitreous.models.zoo import create
 from vitreous.training.config import Objective, Optimiser
-from vitreous.training.losses import build as build_loss
-from vitreous.training.muon import newton_schulz, orthogonalised
-from vitreous.training.optimisers import Lamb, Muon, Optimisers, build, clip_, layer_of
+from vitreous.training.optim.losses import build as build_loss
+from vitreous.training.optim.muon import newton_schulz, orthogonalised
+from vitreous.training.optim.optimisers import Lamb, Muon, Optimisers, build, clip_, layer_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -327,7 +327,7 @@ def test_matrices_of_many_shapes_come_back_in_their_order(monkeypatch: pytest.Mo
     matrices = [torch.randn(shape) for shape in [(4, 6), (6, 4), (4, 6), (5, 5), (4, 6), (6, 4)]]
     alone = [newton_schulz(m[None])[0] for m in matrices]
     for limit in (2**27, 50, 1):
-        monkeypatch.setattr("vitreous.training.muon.TOGETHER", limit)
+        monkeypatch.setattr("vitreous.training.optim.muon.TOGETHER", limit)
         for ours, expected in zip(orthogonalised(matrices), alone, strict=True):
             torch.testing.assert_close(ours, expected)
     assert orthogonalised([]) == []

@@ -11,14 +11,14 @@ from torch import Tensor
 from helpers import relative_error
 from runs import config, records
 from vitreous import VitreousError, open_data, train
-from vitreous.data.loading import Cut, resized
-from vitreous.models import VisionTransformer
-from vitreous.models.drop import key_drops
+from vitreous.data.loading import BatchCropper, resize_batch
+from vitreous.models import checks
+from vitreous.models.drop import keyed_drops
+from vitreous.training.distributed import World
 from vitreous.training.engine import compiled_by_parts, eagerly
-from vitreous.training.feeding import feed
-from vitreous.training.planning import Plan, plan
-from vitreous.training.telling import Teller
-from vitreous.training.world import World
+from vitreous.training.loaders import feed
+from vitreous.training.plan import Plan, plan
+from vitreous.utils.progress import Teller
 
 
 def planned(folder: Path, **changes: Any) -> Plan:
@@ -42,10 +42,10 @@ def test_rectangles_keep_their_shape(folder: Path) -> None:
         (("8",), "progressive = '8': expected PX@DURATION, such as 24@50%"),
         (("x@5%",), "progressive = 'x@5%': expected PX@DURATION"),
         (("8@five",), "progressive = 'five'"),
-        (("16@5%",), "progressive = '16@5%': expected less than the 16 px of the model's images"),
-        (("0@5%",), "expected less than the 16 px"),
+        (("16@5%",), "progressive = '16@5%': expected a size smaller than the model's, 16 px"),
+        (("0@5%",), "expected a size smaller than the model's, 16 px"),
         (("10@5%",), "progressive = '10@5%': an image of 10 x 10 px is not made of whole patches of 4 x 4"),
-        (("8@60%", "12@40%"), "progressive = '8@60% 12@40%': nothing is left for the full 16 px"),
+        (("8@60%", "12@40%"), "progressive = '8@60% 12@40%': no steps are left for the full size, 16 px"),
     ],
 )
 def test_stages_that_cannot_be(folder: Path, stages: tuple[str, ...], message: str) -> None:
@@ -62,7 +62,7 @@ def test_the_same_part_of_the_same_image_only_smaller(folder: Path, reading: dic
     made = planned(folder, **reading, workers=0)
     fed = feed(open_data(folder), made, World(), Teller(quiet=True))
     batch = next(fed.train.batches(0, 1))
-    cut: Cut = fed.train.cut
+    cut: BatchCropper = fed.train.cropper
     full = cut(batch.rows, batch.keys).float()
     small = cut(batch.rows, batch.keys, (8, 8)).float()
     assert full.shape[2:] == (16, 16)
@@ -76,22 +76,22 @@ def test_the_same_part_of_the_same_image_only_smaller(folder: Path, reading: dic
 
 def test_pixels_of_the_right_size_are_left_alone() -> None:
     pixels = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4)
-    assert resized(pixels, (4, 4)) is pixels
-    assert resized(pixels, (2, 2)).shape == (1, 3, 2, 2)
+    assert resize_batch(pixels, (4, 4)) is pixels
+    assert resize_batch(pixels, (2, 2)).shape == (1, 3, 2, 2)
 
 
 def test_the_model_is_shown_each_size_for_its_stretch(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[int] = []
-    embed = VisionTransformer.embed
+    check_images = checks.check_images
 
-    def watched(self: VisionTransformer, images: Tensor) -> Any:
-        if self.training:
+    def watched(images: Tensor, *arguments: Any, **options: Any) -> None:
+        if torch.is_grad_enabled():
             shown.append(images.shape[2])
-        return embed(self, images)
+        check_images(images, *arguments, **options)
 
-    monkeypatch.setattr(VisionTransformer, "embed", watched)
+    monkeypatch.setattr("vitreous.models.vit.check_images", watched)
     wishes = config(tmp_path / "run", duration="6 steps", progressive=("8@2 steps", "12@1 steps"), workers=0)
     outcome = train(folder, wishes, quiet=True)
     assert shown == [8, 8, 12, 16, 16, 16]
@@ -102,21 +102,23 @@ def test_the_model_is_shown_each_size_for_its_stretch(
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it looks
 def test_all_blocks_are_one_compiled_graph() -> None:
     """They differ in weights and in how often they are left out, and neither is a reason to compile again."""
-    from vitreous import create, draws
+    from vitreous import create
+    from vitreous.utils import random_keys
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = create("Ti/16", image_size=16, patch_size=8, width=32, depth=4, heads=2, mlp_dim=64, stochastic_depth=0.5)
     model.train()
     torch.nn.init.normal_(model.head.weight)
-    images, keys = torch.randn(4, 3, 16, 16), draws.keys(0, torch.arange(4))
+    images, keys = torch.randn(4, 3, 16, 16), random_keys.keys(0, torch.arange(4))
     found = []
-    for run in (eagerly(model), compiled_by_parts(model), eagerly(model)):
+    for run in (eagerly(model), compiled_by_parts(model), model, eagerly(model)):
         model.zero_grad()
-        key_drops(model, keys)
-        run(images).square().sum().backward()
+        with keyed_drops(model, keys):
+            run(images).square().sum().backward()
         found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     for name, gradient in found[0].items():
         assert relative_error(found[1][name], gradient) < 1e-4, name
-        assert torch.equal(gradient, found[2][name]), name
+        assert torch.equal(found[1][name], found[2][name]), name
+        assert torch.equal(gradient, found[3][name]), name

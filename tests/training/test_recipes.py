@@ -14,11 +14,11 @@ import torch
 from runs import draw_folder, records
 from vitreous import TrainConfig, VitreousError, load, open_data, recipe, train
 from vitreous.models.zoo import build
-from vitreous.training import choosing
-from vitreous.training.planning import plan
+from vitreous.training import defaults
+from vitreous.training.distributed import World
+from vitreous.training.initial_weights import begin
+from vitreous.training.plan import plan
 from vitreous.training.recipes import RECIPES, Card, card, read
-from vitreous.training.starting import begin
-from vitreous.training.world import World
 
 # These take a gigabyte of disk for a step, or are another recipe for longer.
 PLANNED_ONLY = ("plain_s16_300", "paper_imagenet1k", "paper_imagenet21k")
@@ -28,6 +28,9 @@ FORM = """97% of it, in 3 minutes, on a GPU.
 
 `vitreous train it --recipe this`: it, of which
 there is much.
+
+Measured on 10 of it; the last
+weights.
 
 A word, in time, on the side.
 
@@ -61,6 +64,7 @@ def test_the_form() -> None:
         "3 minutes",
         "a GPU",
         "vitreous train it --recipe this",
+        "10 of it; the last weights",
         "A word, in time, on the side.\n\nAnd another.",
     )
     assert read("this", FORM.partition("\n\nA word")[0]).notes == ""
@@ -78,6 +82,8 @@ def test_the_form() -> None:
         lambda text: text.replace("`", ""),
         lambda text: text.replace("vitreous train", "train"),
         lambda text: text.replace(" much.", " much"),
+        lambda text: text.replace("Measured on", "Of"),
+        lambda text: text.replace("weights.", "weights"),
         lambda text: text.replace(".\n\n`", ".\n`"),
     ],
 )
@@ -164,7 +170,7 @@ def test_a_recipe_runs(name: str, photos: Path, pixels: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("change", [{"head_bias": -10.0}, {"representation_size": 32}])
 def test_a_new_head_on_old_weights_is_plain(change: dict[str, Any]) -> None:
-    with pytest.raises(VitreousError, match=f"{next(iter(change))} = .*: vitreous-mini, which the run begins with"):
+    with pytest.raises(VitreousError, match=f"{next(iter(change))} = .*: the run starts from vitreous-mini"):
         begin(recipe("small_folder").with_(**change), 3)
 
 
@@ -179,8 +185,8 @@ def test_the_paper() -> None:
     for name, own in (("paper_imagenet1k", small), ("paper_imagenet21k", large)):
         found = recipe(name).flat()
         assert {field: found[field] for field in table | own} == table | own
-    known = choosing.Facts(1_281_167, 1000, 3, 375, None, False)
-    model = choosing.model_config(recipe("paper_imagenet1k"), known)
+    known = defaults.Facts(1_281_167, 1000, 3, 375, None, False)
+    model = defaults.model_config(recipe("paper_imagenet1k"), known)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build(model).parameters())
     assert parameters == 86_567_656 + 768 * 768 + 768  # B/16, and the layer under the head

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from runs import TINY_RUN, kill_at, start, step_of
+from runs import TINY_RUN, complete, kill_at, start, step_of
 from vitreous import TrainConfig, VitreousError, load
 from vitreous.training import state
 from vitreous.training.train import resume
@@ -25,10 +25,7 @@ STRONG_FLAGS = (
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("whole")
-    process = start("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=place)
-    out, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
-    assert "images right" in out
+    assert "images right" in complete("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=place)
     return place / "run"
 
 
@@ -55,9 +52,7 @@ def test_killed_at_random_steps(uninterrupted: Path, folder: Path, tmp_path: Pat
     kill_at(start("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=tmp_path), run, steps[0])
     for step in steps[1:]:
         kill_at(start("train", "--resume", "run", cwd=tmp_path), run, step)
-    process = start("train", "--resume", "run", cwd=tmp_path)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
+    complete("train", "--resume", "run", cwd=tmp_path)
     assert same_weights(uninterrupted, run)
     assert [r["step"] for r in records(run) if r["kind"] == "train"] == sorted(
         {r["step"] for r in records(run) if r["kind"] == "train"}
@@ -90,7 +85,7 @@ def test_a_state_that_was_cut_off_is_passed_over(uninterrupted: Path, folder: Pa
     for damage in ("cut", "flipped", "missing"):
         again = tmp_path / damage
         shutil.copytree(run, again)
-        file = next((again / "state" / newest.name).glob("*.distcp"))
+        file = again / "state" / newest.name / "tensors.safetensors"
         content = file.read_bytes()
         match damage:
             case "cut":

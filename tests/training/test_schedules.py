@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vitreous.errors import VitreousError
 from vitreous.training.config import Schedule
-from vitreous.training.schedules import build
+from vitreous.training.optim.schedules import build
 
 
 def table(total: int, **options: Any) -> list[float]:

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import SMALL_RESNET, draw, tiny_vit
-from runs import TINY_RUN, draw_folder, kill_at, start, step_of
+from runs import TINY_RUN, complete, draw_folder, kill_at, start, step_of
 from vitreous import TrainConfig, VitreousError, load, recipe, resume, save, train
-from vitreous.data.opening import open_data
+from vitreous.data.open_data import open_data
 from vitreous.models.resnet import BiT, BiTConfig
-from vitreous.preprocessing import plain
-from vitreous.training.choosing import choose, facts, model_config, preprocessing
-from vitreous.training.starting import begin
+from vitreous.preprocessing import default_preprocessing
+from vitreous.training.defaults import choose, facts, model_config, preprocessing
+from vitreous.training.initial_weights import begin
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 SHORT: dict[str, Any] = {"batch_size": 16, "duration": "4 steps", "evaluate_every": "2 steps", "device": "cpu"}
@@ -28,7 +28,7 @@ SHORT: dict[str, Any] = {"batch_size": 16, "duration": "4 steps", "evaluate_ever
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small ViT of 7 classes at 8 x 8, with learned positions."""
     model = tiny_vit(image_size=8, patch_size=4, width=32, heads=2, pool="gap", representation_size=24)
-    model.preprocessing = replace(plain(8, 3), mean=MEAN, std=STD)
+    model.preprocessing = replace(default_preprocessing(8, 3), mean=MEAN, std=STD)
     path = tmp_path_factory.mktemp("weights") / "small.safetensors"
     save(model, path)
     return path
@@ -89,7 +89,7 @@ def test_what_the_file_does_not_say_is_told(folder: Path, tmp_path: Path, capfd:
     """And told again when the run goes on, without the file."""
     torch.save(load_file(_bare(tmp_path)), tmp_path / "bare.pth")
     train(folder, with_(tmp_path / "bare.pth", out=str(tmp_path / "run")))
-    guess = "bare.pth: preprocessing:"
+    guess = "bare.pth: guessed, because the file does not contain it: preprocessing:"
     assert guess in capfd.readouterr().err
     (tmp_path / "bare.pth").unlink()
     (tmp_path / "run" / "result.json").unlink()
@@ -153,7 +153,9 @@ def test_the_data_chooses_how_and_not_which(folder: Path, weights: Path) -> None
 
 def test_what_agrees_may_be_given(folder: Path, weights: Path, tmp_path: Path) -> None:
     agreeing = {"width": 32, "depth": 2, "heads": 2, "patch_size": 4, "pool": "gap", "position": "learned-1d"}
-    train(folder, with_(weights, out=str(tmp_path / "run"), **agreeing, registers=0, qk_norm=False), quiet=True)
+    wishes = with_(weights, out=str(tmp_path / "run"), **agreeing, registers=0, qk_norm=False)
+    made = load(train(folder, wishes, quiet=True).run).config
+    assert (made.width, made.depth, made.heads, made.pool) == (32, 2, 2, "gap")
 
 
 def test_a_name_that_agrees() -> None:
@@ -193,14 +195,14 @@ def test_mistakes_are_told_before_anything_is_written(
 def test_what_is_no_checkpoint(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("weights")
     for source, message in ((folder, "a folder without weights"), (tmp_path / "text.txt", "it holds text")):
-        with pytest.raises(VitreousError, match=f"the weights to begin with cannot be used: .*{message}"):
+        with pytest.raises(VitreousError, match=f"the weights to start from cannot be used: .*{message}"):
             train(folder, with_(source, out=str(tmp_path / "run")), quiet=True)
 
 
 def test_a_model_that_drops_nothing(folder: Path, tmp_path: Path) -> None:
     model = draw(BiT(BiTConfig(blocks=(1,), width_factor=0.5, image_size=32, num_classes=7)))
     save(model, tmp_path / "bit.safetensors")
-    with pytest.raises(VitreousError, match=r"dropout = 0.1: bit.safetensors, .* is a BiT; leave out"):
+    with pytest.raises(VitreousError, match=r"dropout = 0.1: the run starts from bit.safetensors, which is a BiT"):
         train(folder, with_(tmp_path / "bit.safetensors", dropout=0.1), quiet=True)
 
 
@@ -229,17 +231,12 @@ def place(tmp_path: Path, weights: Path) -> Path:
 
 
 def test_killed_and_resumed_without_the_weights(place: Path) -> None:
-    process = start("train", "data", *KILLED, "--out", "whole", cwd=place)
-    out, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
-    assert "with w.st and a new head for 3 classes" in out
+    assert "with w.st and a new head for 3 classes" in complete("train", "data", *KILLED, "--out", "whole", cwd=place)
     run = place / "run"
     kill_at(start("train", "data", *KILLED, "--out", "run", cwd=place), run, 23)
     assert 0 < step_of(run) < 40
     (place / "w.st").unlink()
-    process = start("train", "--resume", "run", cwd=place)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
+    complete("train", "--resume", "run", cwd=place)
     assert (run / "last.safetensors").read_bytes() == (place / "whole" / "last.safetensors").read_bytes()
     assert (run / "best.safetensors").read_bytes() == (place / "whole" / "best.safetensors").read_bytes()
 
@@ -259,7 +256,7 @@ def test_ended_before_anything_was_saved(place: Path, monkeypatch: pytest.Monkey
         resume(run, quiet=True)
     save(draw(load(kept), seed=1), place / "other.safetensors")
     (place / "other.safetensors").rename(place / "w.st")
-    with pytest.raises(VitreousError, match="not the weights that the run began with"):
+    with pytest.raises(VitreousError, match="not the weights that the run started from"):
         resume(run, quiet=True)
     kept.rename(place / "w.st")
     resume(run, quiet=True)
@@ -281,5 +278,5 @@ def test_other_weights_are_another_run(place: Path, vitreous: Any) -> None:
 def test_a_recipe_begins_with_weights_and_can_be_told_not_to(vitreous: Any) -> None:
     assert recipe("digits_transfer").architecture.start == "vitreous-mini"
     asked = ("train", "digits", "--recipe", "digits_transfer")
-    assert "vitreous-mini, which the run begins with" in vitreous(*asked, "--model", "S/16").stderr
+    assert "the run starts from vitreous-mini" in vitreous(*asked, "--model", "S/16").stderr
     assert "no model is called 'S/61'" in vitreous(*asked, "--from", "None", "--model", "S/61").stderr

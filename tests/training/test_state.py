@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import resource
 import shutil
 from dataclasses import asdict
@@ -15,17 +16,17 @@ from torch import Tensor
 
 from helpers import draw
 from runs import config
-from vitreous.data.arrays import Arrays
-from vitreous.data.sources import DataSet
+from vitreous.data.arrays import ArraySource
+from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.training import state
-from vitreous.training.feeding import feed
-from vitreous.training.folder import RunFolder
+from vitreous.training.distributed import World
+from vitreous.training.loaders import feed
 from vitreous.training.loop import Best, Loop, Progress
-from vitreous.training.planning import plan
-from vitreous.training.telling import Teller
+from vitreous.training.plan import plan
+from vitreous.training.run_directory import RunFolder
 from vitreous.training.train import _engine
-from vitreous.training.world import World
+from vitreous.utils.progress import Teller
 
 PROGRESS = Progress(step=3, seconds=1.25, best=Best(0.1 + 0.2, 0.5, 2, "ema"), stale=1, micro_batch=2)
 
@@ -33,7 +34,7 @@ PROGRESS = Progress(step=3, seconds=1.25, best=Best(0.1 + 0.2, 0.5, 2, "ema"), s
 def loop(optimiser: str, seed: int = 0, ema: float = 0.9) -> Loop:
     """A small run that has not begun, with weights at random."""
     images = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), dtype=np.uint8)
-    data = DataSet("noise", ("a", "b", "c"), 3, Arrays(images, torch.arange(16) % 3, "noise"))
+    data = DataSet("noise", ("a", "b", "c"), 3, ArraySource(images, torch.arange(16) % 3, "noise"))
     wishes = config(Path(), optimiser=optimiser, ema=ema, dropout=0.1, batch_size=8, evaluate_every=None)
     made, world, teller = plan(data, wishes, World()), World(), Teller(quiet=True)
     fed = feed(data, made, world, teller)
@@ -148,7 +149,7 @@ def test_a_step_that_is_saved_again(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     (folder / ".step-000000007.123.tmp").mkdir(parents=True)
-    (folder / ".step-000000007.123.tmp" / "__0_0.distcp").write_bytes(b"half")
+    (folder / ".step-000000007.123.tmp" / "tensors.safetensors").write_bytes(b"half")
     with pytest.raises(VitreousError, match="nothing was saved yet"):
         state.newest(folder)
     save(folder, 8)
@@ -178,7 +179,7 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-FILES = [".metadata", "__0_0.distcp", "progress.json", "sums.json"]
+FILES = ["progress.json", "sums.json", "tensors.safetensors"]
 
 
 @pytest.mark.parametrize("damage", [cut, empty, flip, Path.unlink], ids=lambda damage: damage.__name__)
@@ -195,13 +196,13 @@ def test_a_damaged_state_is_passed_over(tmp_path: Path, damage: Any, name: str) 
 def test_no_state_is_whole(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     older, newer = save(folder, 1, 2)
-    cut(older / "__0_0.distcp")
+    cut(older / "tensors.safetensors")
     (newer / "sums.json").unlink()
     with pytest.raises(VitreousError, match="no state is whole") as error:
         state.newest(folder)
     for word in (
         str(tmp_path),
-        "step-000000001 (__0_0.distcp is damaged)",
+        "step-000000001 (tensors.safetensors is damaged)",
         "step-000000002 (cut off while it was written)",
     ):
         assert word in str(error.value)
@@ -210,7 +211,7 @@ def test_no_state_is_whole(tmp_path: Path) -> None:
 def test_a_list_of_sums_that_is_none(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     older, newer = save(folder, 1, 2)
-    for content in ("[]", "null", "{}", '{"__0_0.distcp": 3}', "\0"):
+    for content in ("[]", "null", "{}", '{"tensors.safetensors": 3}', "\0"):
         (newer / "sums.json").write_text(content)
         with pytest.warns(VitreousWarning, match="going on from step-000000001"):
             assert state.newest(folder)[0] == older
@@ -226,13 +227,92 @@ def test_a_state_of_another_model(tmp_path: Path) -> None:
         state.load(path, more)
 
 
-def test_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Payload:
+    """A pickle that leaves a mark when it is opened."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_a_state_runs_no_code(tmp_path: Path) -> None:
+    """Whatever is in the folder: pickles of the older format and of any other name."""
+    folder, mark = tmp_path / "state", tmp_path / "mark"
+    older, newer = save(folder, 1, 2)
+    for name in ("tensors.safetensors", ".metadata", "__0_0.distcp"):
+        for path in (older, newer):
+            (path / name).write_bytes(pickle.dumps(Payload(mark)))
+        with pytest.raises(VitreousError):
+            state.newest(folder)
+        with pytest.raises(VitreousError):
+            state.load(newer, tree(0))
+    assert not mark.exists()
+
+
+def test_a_state_of_the_first_version_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    save(folder, 1)
-    own = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    with pytest.raises(VitreousError, match="belongs to another user"):
+    (path,) = save(folder, 1)
+    (path / ".metadata").write_bytes(b"")
+    with pytest.raises(VitreousError, match=r"saved by Vitreous 0\.1\.0.*finish the run with 0\.1\.0"):
         state.newest(folder)
+
+
+def test_an_error_at_the_rename_leaves_the_older_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the same step is saved again: the old one is not moved away before the new one has its name."""
+    folder = tmp_path / "state"
+    (older,) = save(folder, 5)
+
+    def fail(self: Path, target: Path) -> Path:
+        raise OSError(5, "Input/output error")
+
+    for step in (5, 6):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", fail)
+            with pytest.raises(VitreousError, match="Input/output error"):
+                state.save(folder, step, tree(step), {"step": step})
+        assert state.newest(folder)[0] == older
+        assert list(folder.iterdir()) == [older]
+
+
+def test_damaged_states_do_not_count(tmp_path: Path) -> None:
+    """Two whole ones are kept, whatever lies between them."""
+    folder = tmp_path / "state"
+    first, second, third = (*save(folder, 1, 2), folder / "step-000000003")
+    state._known.clear()  # as in another process
+    shutil.copytree(second, third)
+    flip(third / "tensors.safetensors")
+    (fourth,) = save(folder, 4)
+    assert state.states(folder) == [fourth, second]
+    assert not first.exists()
+
+
+def test_weight_files_belong_to_the_state(tmp_path: Path) -> None:
+    """They come back as they were then, also where later steps have replaced them."""
+    run, folder = tmp_path, tmp_path / "state"
+    best, last = run / "best.safetensors", run / "last.safetensors"
+    best.write_bytes(b"best of step 1")
+    last.write_bytes(b"step 1")
+
+    def weights() -> dict[Path, str]:
+        return {path: state.digest(path) for path in (best, last)}
+
+    first = state.save(folder, 1, tree(1), {"step": 1}, weights())
+    last.write_bytes(b"step 2")
+    second = state.save(folder, 2, tree(2), {"step": 2}, weights())
+    assert (first / best.name).stat().st_ino == (second / best.name).stat().st_ino  # unchanged: one copy for both
+    best.write_bytes(b"of steps that are lost")
+    state.restore_files(second, run, dict.fromkeys(("best.safetensors", "last.safetensors"), ""))
+    assert (best.read_bytes(), last.read_bytes()) == (b"best of step 1", b"step 2")
+    flip(second / last.name)
+    state._known.clear()
+    with pytest.warns(VitreousWarning, match=r"last\.safetensors is damaged"):
+        assert state.newest(folder)[0] == first
+    expected = weights()
+    flip(last)  # on the disk, after it was written
+    with pytest.raises(VitreousError, match=r"last\.safetensors was changed after it was written"):
+        state.save(folder, 3, tree(3), {"step": 3}, expected)
 
 
 def test_a_disk_that_fails_leaves_the_older_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 import vitreous as package
 from runs import STRONG, TINY, TINY_RUN, config, draw_folder, records
 from vitreous import TrainConfig, VitreousError, load, train
+from vitreous.evaluation.training_images import FILE as DIGESTS
 from vitreous.serving.prediction import predict
 
 
-def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous) -> None:
-    result = vitreous("train", folder, *TINY_RUN, "--out", "run", "--seed", 1)
+def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous_process) -> None:
+    result = vitreous_process("train", folder, *TINY_RUN, "--out", "run", "--seed", 1)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     for word in ("3 classes", "chosen by the data", "lr", "images right", "report.html", "vitreous predict"):
@@ -27,11 +28,14 @@ def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous) -> Non
     run = tmp_path / "run"
     names = {path.name for path in run.iterdir()} - {".lock"}
     weights = ("best.safetensors", "last.safetensors")
-    assert names == {*("config.json", "metrics.jsonl", "state", *weights, "report.html", "result.json", "inspection")}
+    assert names == {
+        *("config.json", "metrics.jsonl", "state", *weights, "report.html", "result.json", "inspection"),
+        DIGESTS,
+    }
     stored = json.loads((run / "config.json").read_text())
     assert stored["config"]["seed"] == 1
     assert all(choice["why"] for choice in stored["choices"])
-    assert "20% of train, stratified, seed 0" in stored["split"]
+    assert "19.4% for validation, held out from train, stratified, seed 0" in stored["split"]
     found = json.loads((run / "result.json").read_text())["result"]
     assert found["top1"] > 0.8  # three colours
     # What was measured is what the file gives, image by image.
@@ -73,7 +77,7 @@ def test_several_labels_from_a_manifest(folder: Path, tmp_path: Path) -> None:
         rows.append(f"{path},{path.parent.name}|{'gerade' if number % 2 else 'ungerade'}")
     manifest = tmp_path / "manifest.csv"
     manifest.write_text("\n".join(rows), encoding="utf-8")
-    outcome = train(manifest, config(tmp_path / "run", duration="30 steps"), quiet=True)
+    outcome = train(manifest, config(tmp_path / "run", duration="30 steps", allow_outside_files=True), quiet=True)
     stored = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert (stored["loss"], stored["best_by"]) == ("sigmoid", "map")
     assert outcome.result.top1 is None
@@ -184,22 +188,26 @@ def test_too_many_bad_images_stop_the_run_at_once(folder: Path, tmp_path: Path, 
 
 
 def test_an_image_that_vanishes_during_the_run(folder: Path, tmp_path: Path) -> None:
-    from vitreous.data.loading import Crop, Survey, TrainLoader
-    from vitreous.data.opening import open_data
+    from vitreous.data.loading import TrainLoader
+    from vitreous.data.open_data import open_data
     from vitreous.data.options import Augmentation
-    from vitreous.data.sampling import Stream
+    from vitreous.data.sampling import TrainingSampler
+    from vitreous.data.scan import ScanResult
+    from vitreous.data.transforms import RandomResizedCrop
 
     data = tmp_path / "data"
     shutil.copytree(folder, data)
     source = open_data(data).train
-    crop = Crop((16, 16), 3, Augmentation(crop=0.5, aspect=1.0, flip=True))
+    crop = RandomResizedCrop((16, 16), 3, Augmentation(crop=0.5, aspect=1.0, flip=True))
 
     def batch() -> Any:
-        loader = TrainLoader(source, Stream(len(source), 0), Survey({}), crop, 16, 0, 0, torch.device("cpu"))
+        loader = TrainLoader(
+            source, TrainingSampler(len(source), 0), ScanResult({}), crop, 16, 0, 0, torch.device("cpu")
+        )
         return next(loader.batches(0, 1))
 
     whole = batch()
-    index = int(Stream(len(source), 0).indices(3, 4))
+    index = int(TrainingSampler(len(source), 0).indices(3, 4))
     Path(source.name(index)).unlink()
     after = batch()
     assert [number for number, _ in after.bad] == [index]
@@ -274,13 +282,13 @@ def test_a_run_directory_that_exists(folder: Path, tmp_path: Path) -> None:
         train(folder, config(tmp_path / "run"), quiet=True)
 
 
-def test_a_full_disk(folder: Path, tmp_path: Path, vitreous) -> None:
+def test_a_full_disk(folder: Path, tmp_path: Path, vitreous, vitreous_process) -> None:
     """A limit on the size of files stands in for the disk: the system refuses to write on, in the same way."""
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 
-    result = vitreous("train", folder, *TINY_RUN, "--workers", "0", "--out", "run", preexec_fn=limited)
+    result = vitreous_process("train", folder, *TINY_RUN, "--workers", "0", "--out", "run", preexec_fn=limited)
     assert result.returncode == 2
     assert "File too large" in result.stderr
     assert "Traceback" not in result.stderr
@@ -302,14 +310,14 @@ def test_misspelt_fields() -> None:
 
 
 def test_bf16_on_a_cpu_is_tried_in_a_child(folder: Path, tmp_path: Path) -> None:
-    from vitreous.training.hardware import pick_precision
+    from vitreous.utils.device import pick_precision
 
     precision, note = pick_precision("bf16", torch.device("cpu"))
     assert (precision, note is None) in {("bf16", True), ("fp32", False)}
 
 
 def test_fp8_states_its_error() -> None:
-    from vitreous.training.hardware import pick_precision
+    from vitreous.utils.device import pick_precision
 
     precision, note = pick_precision("fp8", torch.device("cuda"))
     assert precision == "fp8"
@@ -355,7 +363,7 @@ def test_images_of_all_modes(tmp_path: Path) -> None:
         ({"magnitude": 9.0, "randaugment": 0}, "magnitude = 9.0"),
         ({"aspect": 2.0, "crop": 1.0}, "aspect = 2.0"),
         ({"micro_batch": 64}, "micro_batch = 64"),
-        ({"balanced": True, "class_weights": "balanced"}, "take one of them"),
+        ({"balanced": True, "class_weights": "balanced"}, "use one of them"),
         ({"profile": True, "duration": "3 steps"}, "profile"),
         ({"image_column": "x"}, "no columns"),
     ],
@@ -380,14 +388,14 @@ def test_the_best_of_equals_is_the_one_with_less_loss(folder: Path, tmp_path: Pa
     assert best["loss"] == min(line["loss"] for line in lines if line["top1"] == top)
 
 
-def test_many_images_do_not_need_many_open_files(tmp_path: Path, vitreous) -> None:
+def test_many_images_do_not_need_many_open_files(tmp_path: Path, vitreous_process) -> None:
     draw_folder(tmp_path / "data", images=1000, side=9)
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
     options = ("--duration", "2steps", "--workers", "2", "--evaluate-every", "2steps")
-    result = vitreous("train", "data", *TINY_RUN, *options, preexec_fn=limited)
+    result = vitreous_process("train", "data", *TINY_RUN, *options, preexec_fn=limited)
     assert result.returncode == 0, result.stderr
 
 
@@ -398,7 +406,7 @@ def test_several_labels_of_which_none_occur_in_validation(folder: Path, tmp_path
     rows += [{"path": str(p), "labels": [], "split": "val"} for p in paths[40:]]
     manifest = tmp_path / "manifest.jsonl"
     manifest.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    outcome = train(manifest, config(tmp_path / "run"), quiet=True)
+    outcome = train(manifest, config(tmp_path / "run", allow_outside_files=True), quiet=True)
     assert outcome.result.map is None
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -408,7 +416,7 @@ def test_several_labels_are_predicted_one_by_one(folder: Path, tmp_path: Path) -
     rows = [{"path": str(p), "labels": [p.parent.name, "farbe"]} for p in paths]
     manifest = tmp_path / "manifest.jsonl"
     manifest.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    train(manifest, config(tmp_path / "run", duration="60 steps", lr=3e-3), quiet=True)
+    train(manifest, config(tmp_path / "run", duration="60 steps", lr=3e-3, allow_outside_files=True), quiet=True)
     model = load(tmp_path / "run")
     assert model.multi_label
     (found,) = predict(model, paths[:1], top=4)
@@ -428,3 +436,20 @@ def test_what_is_said_to_try_next_works(folder: Path, tmp_path: Path, vitreous) 
     for command in commands:
         result = vitreous(*[photo if word == "PHOTO.jpg" else word for word in command])
         assert result.returncode == 0, (command, result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "G/14", "image_size": 2800, "width": None, "depth": None}, "take a smaller model or image_size$"),
+        ({"micro_batch": 4_000_000, "batch_size": 4_000_000}, r"fewer images at a time \(micro_batch\)"),
+    ],
+)
+def test_what_does_not_fit_into_memory_is_not_begun(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    """The system would end the process when its memory is used up."""
+    none = dict.fromkeys(("patch_size", "heads", "mlp_dim")) if "model" in changes else {}
+    with pytest.raises(VitreousError, match=f"would take about .* GiB of memory .*{words}"):
+        train(folder, config(tmp_path / "run", **none, **changes), quiet=True)
+    assert not (tmp_path / "run").exists()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -114,8 +115,8 @@ def test_from_the_cache(tmp_path: Path) -> None:
     assert found[6:] == [
         f"hf://owner/absent: not in the cache, or not all of it, {offline}",
         f"hf://owner/name@v2: not in the cache, or not all of it, {offline}",
-        f"hf://owner/empty: no weights in the cache, {offline}, in any of the forms known here",
-        "hf://owner/pointer: a Git LFS pointer, not the file itself: `git lfs pull` fetches it",
+        f"hf://owner/empty: no weights in a supported format in the cache, {offline}",
+        "hf://owner/pointer: a Git LFS pointer, not the file itself: download it with `git lfs pull`",
     ]
 
 
@@ -131,6 +132,20 @@ def test_what_is_not_a_repository(source: str) -> None:
 # ---------------------------------------------------------------- a hub of our own
 
 
+def git_hash(content: bytes) -> str:
+    return sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def is_large(file: str) -> bool:
+    """Weights are large files, which git keeps elsewhere, by their SHA-256."""
+    return not file.endswith((".json", ".md"))
+
+
+def large(file: str, content: bytes) -> dict[str, Any]:
+    lfs = {"sha256": sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+    return {"lfs": lfs} if is_large(file) else {}
+
+
 class Hub(ThreadingHTTPServer):
     """The few routes of the hub that a download goes along."""
 
@@ -138,6 +153,12 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answers)
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.failures: dict[str, int] = {}  # repository -> the status it answers with
+        self.silent: set[str] = set()  # repositories that do not answer, or "HEAD repository": not to that
+        self.sent: dict[str, bytes] = {}  # repository/file -> what is sent in its place
+        self.stalls: dict[str, int] = {}  # repository/file -> after how many bytes nothing more is sent
+        self.trickles: set[str] = set()  # repository/file: it comes byte by byte, and would take hours
+        self.pauses: dict[str, float] = {}  # repository -> seconds between the pieces of a file
+        self.ended = threading.Event()
         self.asked: list[str] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -155,6 +176,9 @@ class Answers(BaseHTTPRequestHandler):
         owner, name, route, *rest = [*path.split("/"), "", ""]
         name = f"{owner}/{name}"
         self.server.asked.append(self.path)
+        if self.server.silent & {name, f"{self.command} {name}"}:
+            self.server.ended.wait()
+            return None
         files = self.server.repositories.get(name)
         revision, file = rest[0], "/".join(part for part in rest[1:] if part)
         if status := self.server.failures.get(name, 0 if files is not None else 404):
@@ -164,23 +188,37 @@ class Answers(BaseHTTPRequestHandler):
         if revision not in ("main", SHA):
             return self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         if route == "resolve":
-            tag = sha1(files[file]).hexdigest()
-            return self.answer(200, files[file], {"ETag": f'"{tag}"', "X-Repo-Commit": SHA})
+            tag = sha256(files[file]).hexdigest() if is_large(file) else git_hash(files[file])
+            body = self.server.sent.get(f"{name}/{file}", files[file])
+            return self.answer(200, body, {"ETag": f'"{tag}"', "X-Repo-Commit": SHA}, f"{name}/{file}")
         if route == "tree":
-            tree = [{"type": "file", "path": f, "size": len(c), "oid": sha1(c).hexdigest()} for f, c in files.items()]
+            tree = [{"type": "file", "path": f, "size": len(c), "oid": git_hash(c)} for f, c in files.items()]
             return self.answer(200, json.dumps(tree).encode())
-        siblings = [{"rfilename": f} for f in files]
+        siblings = [{"rfilename": f, "size": len(c), "blobId": git_hash(c)} | large(f, c) for f, c in files.items()]
         return self.answer(200, json.dumps({"id": name, "sha": SHA, "siblings": siblings}).encode())
 
     do_HEAD = do_GET  # noqa: N815
 
-    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None, file: str = "") -> None:
         self.send_response(status)
         for key, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+        if self.command != "GET":
+            return
+        if file in self.server.stalls:
+            self.wfile.write(body[: self.server.stalls[file]])
+            self.server.ended.wait()
+            return
+        pause = self.server.pauses.get(file.rpartition("/")[0], 0.0)
+        step = len(body) // 4 + 1 if pause else len(body) or 1
+        if file in self.server.trickles:
+            pause, step = 0.2, 1
+        for start in range(0, len(body), step):
+            self.wfile.write(body[start : start + step])
+            self.wfile.flush()
+            if self.server.ended.wait(pause):
+                return
 
 
 @pytest.fixture
@@ -188,6 +226,7 @@ def hub() -> Iterator[Hub]:
     with Hub() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
+        server.ended.set()
         server.shutdown()
 
 
@@ -220,11 +259,11 @@ def test_from_a_hub(tmp_path: Path, hub: Hub) -> None:
     assert name == expected
     assert not [path for path in hub.asked if "onnx" in path or ".bin" in path]  # what is not needed is not fetched
     assert google[:2] == ["google", 3]
-    assert words == "hf://owner/words: no weights in it, in any of the forms known here"
+    assert words == "hf://owner/words: the repository has no weights in a supported format"
     for status, said in (404, absent), (401, secret), (403, gated):
-        assert f": the hub says {status}: there is no such repository, or it needs permission" in said
-    assert revision == "hf://owner/name@v9: the hub knows no such revision of it"
-    assert down == "hf://owner/down: the hub says 500: try again later"
+        assert f": the hub answers {status}: there is no such repository, or it needs permission" in said
+    assert revision == "hf://owner/name@v9: the repository has no such revision"
+    assert down == "hf://owner/down: the hub answers 500: try again later"
     assert loads(cache, "hf://owner/name") == [expected]  # from now on without the hub
 
 
@@ -235,5 +274,76 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, hub: Hub) -> None:
     expected = timm_repository(cached(tmp_path / "cache", "owner/name"))
     assert loads(tmp_path / "cache", "hf://owner/name", "hf://owner/absent", **nowhere) == [
         expected,
-        "hf://owner/absent: the hub cannot be reached, and it is not in the cache",
+        "hf://owner/absent: the hub cannot be reached, or closed the connection, and it is not in the cache",
     ]
+
+
+# ---------------------------------------------------------------- a hub that misbehaves
+
+
+def online(hub: Hub) -> dict[str, str]:
+    """Settings for this hub, and limits of a second."""
+    limits = {"HF_HUB_ETAG_TIMEOUT": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
+    return {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0"} | limits
+
+
+def published(hub: Hub, folder: Path, *names: str) -> list[Any]:
+    """The same repository of timm on the hub by several names, and what `loads` should find in it."""
+    expected = timm_repository(folder)
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    hub.repositories |= dict.fromkeys(names, files)
+    return expected
+
+
+def test_a_hub_that_does_not_answer(tmp_path: Path, hub: Hub) -> None:
+    """Each of these takes seconds, and is told of; what is in the cache is used, and slow files are waited for."""
+    cache = tmp_path / "cache"
+    names = ("owner/mute", "owner/kept", "owner/half", "owner/stalls", "owner/slow", "owner/trickles")
+    expected = published(hub, tmp_path / "timm", *names)
+    timm_repository(cached(cache, "owner/kept"))
+    hub.silent = {"owner/mute", "owner/kept", "HEAD owner/half"}
+    hub.stalls["owner/stalls/model.safetensors"] = 1000
+    hub.pauses["owner/slow"] = 0.6
+    hub.trickles.add("owner/trickles/model.safetensors")
+    start = time.monotonic()
+    mute, kept, half, stalls, slow, trickles = loads(cache, *(f"hf://{name}" for name in names), **online(hub))
+    assert time.monotonic() - start < 100
+    late = (
+        "the hub did not answer within 1 s (HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT, in seconds, change that)"
+    )
+    assert mute == f"hf://owner/mute: {late}, and it is not in the cache"
+    assert half == f"hf://owner/half: {late}, and it is not in the cache"
+    assert stalls == f"hf://owner/stalls: model.safetensors: {late}; the partial download is kept for the next attempt"
+    assert kept == expected
+    assert slow == expected
+    assert trickles.startswith("hf://owner/trickles: model.safetensors: the hub sends it too slowly")
+
+
+def test_wrong_content_of_the_right_size(tmp_path: Path, hub: Hub) -> None:
+    cache, names = tmp_path / "cache", ("owner/weights", "owner/settings", "owner/sound")
+    expected = published(hub, tmp_path / "timm", *names)
+    for name, file in zip(names, ("model.safetensors", "config.json"), strict=False):
+        content = hub.repositories[name][file]
+        hub.sent[f"{name}/{file}"] = content[:-20] + bytes(byte ^ 1 for byte in content[-20:])
+    sources = [f"hf://{name}" for name in names]
+    weights, settings, sound = loads(cache, *sources, **online(hub))
+    assert weights.startswith("hf://owner/weights: model.safetensors has the wrong hash")
+    assert settings.startswith("hf://owner/settings: config.json has the wrong hash")
+    assert sound == expected
+    hub.sent.clear()  # nothing of it is left in the cache
+    damage(cache / "models--owner--sound")
+    weights, settings, sound = loads(cache, *sources, **online(hub))
+    assert (weights, settings) == (expected, expected)
+    assert sound.startswith("hf://owner/sound: model.safetensors has the wrong hash")
+    damage(cache / "models--owner--weights")
+    weights, settings = loads(cache, *sources[:2])  # without the hub
+    assert weights.startswith("hf://owner/weights: model.safetensors has the wrong hash")
+    assert settings == expected
+
+
+def damage(repository: Path) -> None:
+    """One bit of the weights in the cache."""
+    (weights,) = repository.glob("snapshots/*/model.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-20] ^= 1
+    weights.write_bytes(content)

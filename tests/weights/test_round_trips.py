@@ -13,8 +13,8 @@ import vitreous
 from helpers import TINY, draw, images, outputs, relative_error
 from vitreous import VitreousError
 from vitreous.models import VisionTransformer, ViTConfig
-from vitreous.weights.names import Dialect
-from vitreous.weights.save import WRITERS
+from vitreous.weights.dialect_names import DialectName
+from vitreous.weights.dialects import DIALECTS
 
 # Near what each dialect can say, so that a good part of the draws is taken, and then a step or two away from it.
 NEAR: dict[str, dict[str, Any]] = {
@@ -55,7 +55,7 @@ assert set(STEPS) <= set(ViTConfig.__dataclass_fields__)
 steps = st.lists(st.sampled_from([(k, v) for k, values in STEPS.items() for v in values]), max_size=2).map(dict)
 
 
-@pytest.mark.parametrize("dialect", [name for name in get_args(Dialect) if name != "bit"])
+@pytest.mark.parametrize("dialect", [name for name in get_args(DialectName) if name != "bit"])
 @given(change=steps)
 @settings(max_examples=100, deadline=None)
 def test_what_is_written_without_an_objection_is_the_same_model(dialect: str, change: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def test_what_is_written_without_an_objection_is_the_same_model(dialect: str, ch
         return
     model = draw(VisionTransformer(config))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"x{''.join(WRITERS[dialect].endings[:1])}"
+        path = Path(folder) / f"x{''.join(DIALECTS[dialect].suffixes[:1])}"
         try:
             vitreous.save(model, path, to=dialect)
         except VitreousError:  # an objection

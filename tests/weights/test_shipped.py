@@ -1,6 +1,7 @@
 """The checkpoint that comes with the package: found by its name, as safe and as whole as any other."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import command
 import vitreous
 from helpers import images, outputs, tiny_vit
 from vitreous import VitreousError
 from vitreous.models import zoo
 from vitreous.weights import shipped
-from vitreous.weights.express import TRAINING
+from vitreous.weights.compatibility import TRAINING_FIELDS
 
 ROOT = Path(__file__).parents[2]
 NAME = "vitreous-mini"
@@ -27,7 +29,7 @@ CARD = shipped.FOLDER / f"{NAME}.md"
 def test_it_is_the_models_of_the_zoo() -> None:
     model = vitreous.load(NAME)
     assert model.config == zoo.config(NAME)
-    assert not any(getattr(model.config, name) for name in TRAINING)
+    assert not any(getattr(model.config, name) for name in TRAINING_FIELDS)
     assert model.labels is not None
     assert len(set(model.labels)) == model.config.num_classes == 20
     assert model.preprocessing.size == model.config.image_size
@@ -39,6 +41,16 @@ def test_it_is_small_and_in_16_bits() -> None:
     assert FILE.stat().st_size <= 8_000_000
     with safe_open(FILE, "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118
+
+
+def test_all_pages_state_its_size() -> None:
+    size = f"{FILE.stat().st_size / 1e6:.1f} MB"
+    for page in (ROOT / "README.md", ROOT / "docs" / "weights.md", CARD):
+        lines = [line for line in page.read_text().splitlines() if "MB" in line and ("fp16" in line or NAME in line)]
+        assert lines
+        assert all(size in line for line in lines), page.name
+    millions = sum(p.numel() for p in vitreous.load(NAME).parameters()) / 1e6
+    assert f"a ViT of {millions:.1f} million parameters" in (ROOT / "docs" / "weights.md").read_text()
 
 
 def test_it_was_trained_and_its_card_says_how() -> None:
@@ -62,7 +74,7 @@ def test_the_name_wins_over_a_file_and_a_path_is_a_file(tmp_path: Path, monkeypa
     Path("mine.safetensors").rename(NAME)
     model = vitreous.load(NAME)
     assert model.config == zoo.config(NAME)
-    assert model.report.notes == (f"this is the {NAME} that comes with the package; what lies here is ./{NAME}",)
+    assert model.report.notes == (f"loaded the {NAME} of the package; the file in the current folder is ./{NAME}",)
     for path in (f"./{NAME}", Path(NAME), str(tmp_path / NAME)):
         assert vitreous.load(path).config == tiny_vit().config
 
@@ -78,7 +90,7 @@ def test_a_name_that_is_nearly_right(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_missing_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     with pytest.raises(
-        VitreousError, match=r"^vitreous-mini: its weights are missing from this installation \(.*anew$"
+        VitreousError, match=r"^vitreous-mini: its weights are missing from this installation \(.*reinstall vitreous$"
     ):
         vitreous.load(NAME)
     (tmp_path / FILE.name).write_bytes(FILE.read_bytes()[:-100])
@@ -86,16 +98,20 @@ def test_missing_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         vitreous.load(NAME)
 
 
+VERSION = rb'\\"version\\": \\"[0-9.]+\\"'
+
+
 def test_it_is_converted_like_any_other(tmp_path: Path) -> None:
     vitreous.convert(NAME, tmp_path / "out.safetensors", "native")
-    assert (tmp_path / "out.safetensors").read_bytes() == FILE.read_bytes()
+    written, shipped = (re.sub(VERSION, b"", path.read_bytes()) for path in (tmp_path / "out.safetensors", FILE))
+    assert written == shipped  # but for the version that wrote it, to the bit
     features = vitreous.load(NAME, num_classes=3, image_size=64)
     assert (features.config.num_classes, features.config.image_size) == (3, (64, 64))
 
 
 def test_it_is_in_the_wheel(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with ZipFile(wheel) as archive:
         for file in (FILE, CARD):
@@ -106,8 +122,7 @@ def test_it_is_in_the_wheel(tmp_path: Path) -> None:
 
 
 def ship(run: Path, data: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "examples" / "ship_mini.py", run, data, "--out", out]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return command.script(ROOT / "examples" / "ship_mini.py", run, data, "--out", out)
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +165,7 @@ def test_a_run_is_shipped_without_its_last_blocks(tmp_path: Path, data: Path) ->
     for name, p in made.named_parameters():
         if name.startswith(("patch_embed.", "blocks.")):
             assert torch.equal(p, theirs[name].half().float()), name
-    command = [sys.executable, "-m", "vitreous", "info", str(out), "--json"]
-    facts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    facts = json.loads(command.vitreous("info", out, "--json").stdout)
     assert facts["model"] == NAME
     assert "Imagenette" in facts["origin"]["trained_on"]
 

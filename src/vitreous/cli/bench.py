@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitreous.cli.parts import File, Number, Size, check_writing, show_facts, stopping, write_json
+from vitreous.cli.parts import Json, Number, Size, print_json, show_facts, stopping
+from vitreous.utils.console import STDERR, console
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ def bench(
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME|FILE", help_behavior_hint="(default: B/16)")] = None,
     mode: Literal["train", "infer", "data"] = "infer",
     size: Size = None,
-    way: Way = Way(),  # noqa: B008 (they are frozen)
-    images: Images = Images(),  # noqa: B008
-    json: File = None,
+    way: Way = Way(),
+    images: Images = Images(),
+    json: Json = False,
 ) -> None:
     """Measure how fast this machine is with a model, and how much of what it could do that takes.
 
@@ -51,16 +52,14 @@ def bench(
         size: image size in pixels, one number or height and width; the model's (the recipe's) own if not given.
         way: how it is measured.
         images: of mode data.
-        json: write everything to this file.
+        json: one JSON object instead of a table, with everything that was measured.
     """
-    from rich.console import Console
+    from vitreous.benchmark.bench import bench as measure
 
-    from vitreous.experiments.bench import bench as measure
-
-    check_writing(None, json)
     waiting = f"getting ready, half a minute if something is compiled, and then measuring for {way.seconds:g} s"
-    with stopping(False), Console(stderr=True).status(waiting):
+    with stopping(False), console(STDERR).status(waiting):
         found = measure(model, mode, size=size, **vars(way), **vars(images))
-    show_facts(found.facts())
-    if json is not None:
-        write_json(json, found.to_json())
+    if json:
+        print_json(found.to_json())
+    else:
+        show_facts(found.facts())

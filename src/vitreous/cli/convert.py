@@ -1,22 +1,23 @@
 """`vitreous convert`: a checkpoint in another dialect."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from vitreous.cli.parts import Number, Preset, Size
-from vitreous.weights.names import Dialect
+from vitreous.cli.parts import Number, Overwrite, Preset, Size
+from vitreous.utils.console import complain, say
+from vitreous.weights.dialect_names import DialectName
 
 
-def convert(
+def convert(  # noqa: PLR0913 (each is a flag)
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="IN")],
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
     *,
-    to: Dialect,
+    to: DialectName,
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    overwrite: Overwrite = False,
     num_classes: Number = None,
     image_size: Size = None,
     heads: Number = None,
@@ -29,7 +30,8 @@ def convert(
         target: where to. A folder for timm and huggingface, else a file: .npz for google, big-vision and bit,
             .safetensors for native, either of .pth and .safetensors for the others.
         to: the dialect to write; google has the numbering of the released files.
-        force: write even what the dialect cannot express, with a warning.
+        force: write what the dialect can express of the model, with a warning, if that can be loaded again.
+        overwrite: replace OUT if it exists, once the new one is complete.
         num_classes: a new head of zeros with so many classes; 0 for none.
         image_size: lay it out for another size, in pixels: one number, or height and width.
         heads: the number of heads, where the file cannot tell.
@@ -43,14 +45,15 @@ def convert(
         target,
         to,
         force=force,
+        overwrite=overwrite,
         num_classes=num_classes,
         image_size=image_size,
         heads=heads,
         preprocessing=preprocessing,
     )
     for note in notes:
-        print(f"vitreous: note: {note}", file=sys.stderr)
+        complain(note, "note: ")
     files = sorted(target.iterdir()) if target.is_dir() else [target]
     size = sum(file.stat().st_size for file in files)
     parts = f" in {', '.join(file.name for file in files)}" if target.is_dir() else ""
-    print(f"{target}: {to}, {size / 1e6:,.1f} MB{parts}")
+    say(f"{target}: {to}, {size / 1e6:,.1f} MB{parts}")

@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitreous.cli.parts import (
+    DataOptions,
     File,
     Folder,
+    Json,
     Learning,
+    Overwrite,
     Running,
     Weights,
     check_writing,
-    made,
     paced,
+    print_json,
     show_columns,
     show_facts,
     stopping,
     tell_unreadable,
+    teller_for,
+    warn,
     write_json,
 )
-from vitreous.cli.predict import printable
+from vitreous.utils.console import STDERR, STDOUT, printable, say
 
 if TYPE_CHECKING:
     from vitreous.evaluation.report import Report
@@ -34,23 +39,26 @@ class Truth:
     """What is right."""
 
     split: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """train, val or test; if not given, test, else val, else all images where the data has no splits."""
+    """train, val, test or all; if not given, the data's own test split, else its own val split, else all images, of
+    which only those that the model has not seen in training, if it is a run directory."""
     real: File = None
     """ImageNet ReaL's reassessed labels: a list of right answers for each validation image, found by the number in its
     name (ILSVRC2012_val_00000001 is the first)."""
     classes: Annotated[Path | None, tyro.conf.arg(metavar="MAP.json|MAP.csv")] = None
     """which of the model's classes each class of the data is, where that cannot be told: a JSON object, or a CSV of two
-    columns, from the data's name to the model's name or number."""
+    columns, from the data's name to the model's name or index."""
 
 
 @dataclass(frozen=True)
 class Writing:
     """Where the answer goes, beside the terminal."""
 
-    json: File = None
-    """write everything to this file."""
+    json: Json = False
+    """one JSON object instead of tables."""
     out: Folder = None
     """write everything to this folder, with a picture of accuracy against size where there are several sizes."""
+    overwrite: Overwrite = False
+    """replace the folder of an earlier evaluation, once the new one is complete."""
 
 
 def evaluate(
@@ -59,10 +67,11 @@ def evaluate(
     *,
     weights: Weights,
     size: Annotated[tuple[int, ...], tyro.conf.arg(metavar="PX ...", help_behavior_hint="")] = (),
-    truth: Truth = Truth(),  # noqa: B008 (they are frozen)
+    reading: DataOptions = DataOptions(),  # noqa: B008 (they are frozen)
+    truth: Truth = Truth(),
     learning: Learning = Learning(),  # noqa: B008
     running: Running = Running(),  # noqa: B008
-    writing: Writing = Writing(),  # noqa: B008
+    writing: Writing = Writing(),
 ) -> None:
     """Say how good a model is on a data set: every image once.
 
@@ -70,46 +79,57 @@ def evaluate(
         source: data as in `vitreous data`: a folder, a manifest, arrays, tars, Parquet or a name.
         weights: what is measured.
         size: image sizes, one after the other; the model's own if none is given.
+        reading: where images and labels are, and how they are split.
         truth: what is right.
         learning: what features are worth.
         running: how images come to the model.
         writing: where the answer goes.
     """
+    from vitreous.data.open_data import open_data
     from vitreous.evaluation.cache import Cache, usual_place
     from vitreous.evaluation.measures import Settings
     from vitreous.evaluation.report import Question, report
-    from vitreous.evaluation.subject import open_subject, open_whole
-    from vitreous.training.telling import Teller
+    from vitreous.evaluation.subject import open_subject
 
-    check_writing(writing.out, writing.json, draws=len(size) > 1)
-    teller = Teller()
+    check_writing(writing.out, contents, overwrite=writing.overwrite, draws=len(size) > 1)
+    teller = teller_for(writing.json)
     loading = running.loading(teller)
     settings = Settings(tuple(learning.shots))
     question = Question(truth.split, size, tuple(learning.measures), settings, truth.real, truth.classes)
-    data = open_whole(source)
+    data = open_data(source, reading.reading(weights.model))
     subject = open_subject(weights.model, loading.device, weights.heads, weights.preprocessing)
     for note in (*subject.notes, *data.notes):
         teller.notes.print(printable(note), style="dim", soft_wrap=True)
     with stopping(bool(learning.measures)):
         found = report(subject, data, question, loading, Cache(learning.cache or usual_place()), paced(teller))
-    show(source, found)
+    warn(teller, found.warnings)
+    if writing.json:
+        print_json({"data": source, **found.to_json()})
+    else:
+        show(source, found)
     write(source, found, writing)
     scored = found.scores[0].unreadable.values() if found.scores else ()
     tell_unreadable(teller, list(dict.fromkeys((*scored, *found.unreadable))))
 
 
-def write(source: str, found: "Report", writing: Writing) -> None:
-    from vitreous.evaluation.drawing import draw_curve
+def contents(folder: Path) -> tuple[str, ...]:
+    """The files that --out writes."""
+    return ("evaluation.json", "resolution.png", "resolution.svg")
 
-    held = {"data": source, **found.to_json()}
-    if writing.json is not None:
-        write_json(writing.json, held)
+
+def write(source: str, found: "Report", writing: Writing) -> None:
+    from vitreous.evaluation.figures import draw_curve
+    from vitreous.utils.atomic import atomic_folder
+
     if writing.out is not None:
-        folder = made(writing.out)
-        write_json(folder / "evaluation.json", held)
-        if len(found.scores) > 1:
-            drawn = draw_curve(found.scores, f"{found.subject.name} on {Path(source).name}, {found.split}", folder)
-            print(f"drawn: {', '.join(map(str, drawn))}")
+        drawn: list[Path] = []
+        with atomic_folder(writing.out, writing.overwrite, contents) as folder:
+            write_json(folder / "evaluation.json", {"data": source, **found.to_json()})
+            if len(found.scores) > 1:
+                drawn = draw_curve(found.scores, f"{found.subject.name} on {Path(source).name}, {found.split}", folder)
+        if drawn:
+            shown = ", ".join(str(writing.out / path.name) for path in drawn)
+            say(f"drawn: {shown}", STDERR if writing.json else STDOUT)
 
 
 def show(source: str, found: "Report") -> None:
@@ -117,8 +137,11 @@ def show(source: str, found: "Report") -> None:
     rows = [
         ("data", f"{printable(source)}: {found.split}, {found.images:,} images"),
         ("model", f"{found.subject.name}, content hash {found.subject.digest}"),
+        ("weights", printable(found.subject.selection)),
         ("shown", shown[0] + (f"; and at {len(shown) - 1} more sizes" if shown[1:] else "")),
     ]
+    if found.left_out:
+        rows.append(("seen", found.left_out))
     if found.matched is not None:
         named = found.subject.model.labels is not None or found.labels is None
         assumed = "" if named else "; the model names no classes, and its 1,000 are taken to be ImageNet-1k's"
@@ -141,11 +164,13 @@ def percent(value: float | None) -> str:
 
 
 def show_scores(found: "Report") -> None:
+    from vitreous.evaluation.metrics import percentages
     from vitreous.evaluation.report import pixels
 
     columns = [
         ("size", [pixels(one) for one in found.shown]),
         ("top-1", [percent(one.result.top1) for one in found.scores]),
+        ("95% interval", [percentages(one.result.interval) if one.result.interval else "" for one in found.scores]),
         ("top-5", [percent(one.result.top5) for one in found.scores]),
         ("mAP", [percent(one.result.map) for one in found.scores]),
         ("ReaL", [percent(one.real.top1) if one.real else "" for one in found.scores]),
@@ -156,9 +181,9 @@ def show_scores(found: "Report") -> None:
     show_columns([(name, cells) for name, cells in columns if any(cells)])
     first = found.scores[0]
     if first.real is not None and first.real.left_out:
-        print(f"ReaL: {first.real.images:,} images; {first.real.left_out:,} without labels are left out")
+        say(f"ReaL: {first.real.images:,} images; {first.real.left_out:,} without labels are left out")
     if first.result.invalid:
-        print(f"{first.result.invalid:,} images were answered with NaN, and count as wrong")
+        say(f"{first.result.invalid:,} images were answered with NaN, and count as wrong")
 
 
 def show_classes(found: "Report") -> None:
@@ -167,7 +192,7 @@ def show_classes(found: "Report") -> None:
     scores = [(name, result.per_class[place]) for name, place in zip(found.classes, found.matched.places, strict=True)]
     scores = [(name, score) for name, score in scores if score.images]
     if len(scores) > MOST_CLASSES:
-        print(f"\nthe {MOST_CLASSES} worst of {len(scores):,} classes; --json has all")
+        say(f"\nthe {MOST_CLASSES} worst of {len(scores):,} classes; --json has all")
         scores = sorted(scores, key=lambda one: one[1].f1 or 0.0)[:MOST_CLASSES]
     theirs = [found.label(score.index) for _, score in scores]
     names = [
@@ -197,4 +222,4 @@ def show_measures(found: "Report") -> None:
     for one in found.measures[0]:
         if one.method == "knn":
             swept = ", ".join(f"{k}: {100 * value:.1f}" for k, value in one.details["swept"].items())
-            print(f"k-NN with k = {one.details['k']}, chosen by training images; all k: {swept}")
+            say(f"k-NN with k = {one.details['k']}, chosen by training images; all k: {swept}")

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from vitreous.cli.parts import Overwrite
 from vitreous.cli.train import DATA, Data, Recipe, Resumed, carry_out, default, flags
 from vitreous.training.recipes import FINETUNING, finetuning
 
@@ -19,9 +20,10 @@ def finetune_command(arguments: Sequence[str]) -> Callable[..., None]:
         *,
         recipe: Recipe = None,
         resume: Resumed = None,
+        overwrite: Overwrite = False,
         config: Annotated[kind, tyro.conf.arg(name="")] = kind(),  # noqa: B008 (it is frozen)
     ) -> None:
-        carry_out("finetune", data, recipe, resume, config)
+        carry_out("finetune", data, recipe, resume, config, overwrite)
 
     finetune.__doc__ = f"""Adapt weights to images: a new head, and as much below it as the recipe says.
 
@@ -31,5 +33,6 @@ def finetune_command(arguments: Sequence[str]) -> Callable[..., None]:
         data: {DATA}
         recipe: how: {", ".join(FINETUNING)}; without it, fast. `vitreous recipes finetune_fast` shows all of it.
         resume: go on with the run in this directory.
+        overwrite: --out may be that of an earlier run, which is kept as OUT.replaced until the new one is complete.
     """
     return finetune

@@ -1,12 +1,11 @@
 """`vitreous info`: what is in a checkpoint."""
 
-import json as json_format
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import tyro
 
-from vitreous.cli.parts import Number, Preset, Size, show_facts
+from vitreous.cli.parts import Json, Number, Preset, Size, print_json, show_facts
 
 # Of the config, what is told even where it is the usual.
 VIT = ("width", "depth", "heads", "mlp_dim", "pool", "position", "resample", "gelu", "norm_eps")
@@ -17,7 +16,7 @@ def info(
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
     /,
     *,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    json: Json = False,
     image_size: Size = None,
     heads: Number = None,
     strict: bool = True,
@@ -35,9 +34,10 @@ def info(
             or dino.
     """
     from vitreous.models.cost import cost
-    from vitreous.weights.load import read
+    from vitreous.weights.load import read_checkpoint
+    from vitreous.weights.load_report import guess_lines
 
-    checkpoint = read(source, image_size=image_size, heads=heads, strict=strict, preprocessing=preprocessing)
+    checkpoint = read_checkpoint(source, image_size=image_size, heads=heads, strict=strict, preprocessing=preprocessing)
     report, config = checkpoint.report, checkpoint.config
     spent = cost(config)
     types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in checkpoint.state.values()})
@@ -60,10 +60,11 @@ def info(
             "unexpected": list(report.unexpected),
             "missing": list(report.missing),
         },
-        "notes": list(report.notes),
+        "notes": list(report.facts),
+        "guesses": guess_lines(report.guesses),
     }
     if json:
-        print(json_format.dumps(facts))
+        print_json(facts)
     else:
         show(facts, str(checkpoint.preprocessing))
 
@@ -96,6 +97,7 @@ def show(facts: dict[str, Any], preprocessing: str) -> None:
     rows += [("ignored", f"{', '.join(names)}: {rule}") for rule, names in rules.items()]
     rows += [(kind, ", ".join(tensors[kind])) for kind in ("unexpected", "missing") if tensors[kind]]
     rows += [("note", note) for note in facts["notes"]]
+    rows += [("guess", guess) for guess in facts["guesses"]]
     show_facts(rows)
 
 

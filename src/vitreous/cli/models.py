@@ -5,6 +5,7 @@ from typing import Annotated
 import tyro
 
 from vitreous.cli.parts import show_table
+from vitreous.utils.console import console
 
 
 def models(
@@ -17,9 +18,8 @@ def models(
 
     Args:
         pattern: names to list, as a shell pattern: "R50*", "*/16".
-        size: image size in pixels for GFLOPs and tokens; each model's own if not given.
+        size: image size in pixels for GFLOPs and patches; each model's own if not given.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from vitreous.errors import VitreousError
@@ -31,8 +31,8 @@ def models(
         raise VitreousError(f"no model matches {pattern!r}; `vitreous models` lists all {len(zoo.ZOO)}")
 
     table = Table(box=None, pad_edge=False, header_style="bold")  # 79 columns: it fits a plain terminal
-    for title in ("model", "parameters", "GFLOPs", "tokens", "px", "width x depth x heads"):
-        number = title in ("parameters", "GFLOPs", "tokens", "px")
+    for title in ("model", "parameters", "GFLOPs", "patches", "px", "width x depth x heads"):
+        number = title in ("parameters", "GFLOPs", "patches", "px")
         table.add_column(title, no_wrap=True, justify="right" if number else "left")
     refusals = []
     for name in found:
@@ -55,7 +55,7 @@ def models(
     note = "GFLOPs: 2 per multiply-add, one forward pass of one image."
     if refusals:
         note += f" -: {size} px is not made of whole patches."
-    Console(highlight=False).print(note, style="dim", soft_wrap=True)
+    console().print(note, style="dim", soft_wrap=True)
 
 
 def shape(config: object) -> str:

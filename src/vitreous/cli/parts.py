@@ -1,23 +1,25 @@
 """What several commands share."""
 
-import io
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
+from vitreous.utils.console import STDERR, STDOUT, console, json_text, printable, say
+
 if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
+    from vitreous.data.options import Reading
     from vitreous.evaluation.subject import Bar, Loading, Tick
-    from vitreous.fast.running import Precision
-    from vitreous.training.telling import Teller
+    from vitreous.fast.accelerate import Precision
+    from vitreous.utils.atomic import Names
+    from vitreous.utils.progress import Teller
 
 Number = Annotated[int | None, tyro.conf.arg(metavar="N")]
 Size = Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="PX [PX]")]  # one number is a square
@@ -25,6 +27,8 @@ Preset = Annotated[Literal["google", "augreg", "deit", "torchvision", "dino"] | 
 
 MOST_NAMED = 10  # unreadable images
 
+Json = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Overwrite = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
@@ -40,6 +44,38 @@ class Weights:
     """attention heads, for a checkpoint that does not tell."""
     preprocessing: Preset = None
     """what the model was trained to see, where a checkpoint does not tell: google, augreg, deit, torchvision, dino."""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where images and labels are, and how they are split: the same as in `vitreous train`."""
+
+    data_dir: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """where the files are of a data set that is called by name."""
+    image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """the column of images, where there is a doubt."""
+    label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """the column of labels, where there is a doubt."""
+    val_fraction: Annotated[float | None, tyro.conf.arg(metavar="X")] = None
+    """fraction of the training images for validation, if the data has no validation split; 5% to 20% by default."""
+    test_fraction: Annotated[float | None, tyro.conf.arg(metavar="X")] = None
+    """fraction of the training images for testing, if the data has no test split; by default as for validation, from
+    100 images on."""
+    split_seed: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """random seed of both splits; 0 by default."""
+    allow_outside_files: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """read images outside of the data set's folder, if a manifest, Parquet or Hugging Face data set names them."""
+    max_pixels: Number = None
+    """maximum number of pixels of an image; a larger one is unreadable. 70 million by default."""
+
+    def reading(self, model: str | None = None) -> "Reading":
+        """`model`: a run directory, whose own split is used where none is asked for."""
+        from vitreous.data.options import Reading
+        from vitreous.evaluation.training_images import split_of
+
+        asked = {name: value for name, value in asdict(self).items() if value is not None}
+        known = {} if model is None else split_of(model)
+        return Reading(**(known | asked))
 
 
 @dataclass(frozen=True)
@@ -68,7 +104,7 @@ class Machine:
 
     def settled(self, tell: Callable[[str], object]) -> "tuple[torch.device, Precision]":
         """The device, and the precision that it has; what there is to say about that is told."""
-        from vitreous.training.hardware import pick_device, pick_precision
+        from vitreous.utils.device import pick_device, pick_precision
 
         device = pick_device(self.device)
         precision, note = pick_precision(self.precision, device)
@@ -129,30 +165,39 @@ def show_columns(columns: "list[tuple[str, list[str]]]", left: int = 1) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, (name, _) in enumerate(columns):
-        table.add_column(Text(name), justify="left" if place < left else "right", overflow="fold")
+        table.add_column(Text(printable(name)), justify="left" if place < left else "right", overflow="fold")
     for row in zip(*(cells for _, cells in columns), strict=True):
-        table.add_row(*(Text(cell.encode("utf-8", "replace").decode()) for cell in row))
-    print()
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    say()
     show_table(table, numbers=True)
+
+
+def warn(teller: "Teller", warnings: "Sequence[str]") -> None:
+    """What makes numbers worthless is not to be overlooked."""
+    for text in warnings:
+        teller.notes.print(f"WARNING: {printable(text)}", style="bold red", soft_wrap=True)
 
 
 def tell_unreadable(teller: "Teller", reasons: "Sequence[str]") -> None:
     """Images that were left out are named, and the command ends with 1."""
-    from vitreous.cli.predict import printable
-
     for reason in reasons[:MOST_NAMED]:
         teller.note(printable(reason))
     if reasons:
         rest = f" ({len(reasons) - MOST_NAMED:,} more than are named here)" if len(reasons) > MOST_NAMED else ""
         teller.note(f"{len(reasons):,} images cannot be read{rest}; they are left out")
-        sys.stdout.flush()
         raise SystemExit(1)
 
 
-def check_writing(folder: Path | None, *files: Path | None, draws: bool = True) -> None:
-    """Before hours of work: whether the answer can be written at the end, with pictures in the folder if it `draws`."""
-    from vitreous.drawing import check_drawing
+def check_writing(
+    folder: Path | None, ours: "Names", *files: Path | None, overwrite: bool = False, draws: bool = True
+) -> None:
+    """Before hours of work: whether the answer can be written at the end, with pictures in the folder if it `draws`.
+
+    `ours`: the files that an earlier answer may have left in the folder, which `overwrite` allows to be replaced.
+    """
     from vitreous.errors import VitreousError
+    from vitreous.utils.atomic import check_output
+    from vitreous.utils.figures import check_drawing
 
     places = [(file, file.absolute().parent) for file in files if file is not None]
     if folder is not None:
@@ -166,43 +211,45 @@ def check_writing(folder: Path | None, *files: Path | None, draws: bool = True) 
             raise VitreousError(f"{path}: cannot be written, since nothing can be written to {place}")
         if path is not folder and path.is_dir():
             raise VitreousError(f"{path}: this is a folder; name a file")
-
-
-def made(folder: Path) -> Path:
-    """The same folder, which is there now."""
-    from vitreous.errors import VitreousError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise VitreousError(f"{folder}: this folder cannot be made ({error.strerror})") from error
-    return folder
+        check_output(path, overwrite, ours if path is folder else None)
 
 
 def write_json(path: Path, value: dict[str, object]) -> None:
     """A JSON file, whole or not at all."""
-    from vitreous.weights.files import dump_json, replacing
+    from vitreous.utils.atomic import atomic_file
+    from vitreous.utils.json_files import dump_json
 
-    with replacing(path) as temporary:
+    with atomic_file(path) as temporary:
         dump_json(temporary, value)
+
+
+def print_json(value: object) -> None:
+    """What `--json` means in every command: one JSON document on stdout and nothing else, in ASCII for any pipe."""
+    say(json_text(value))
+
+
+def teller_for(json: bool) -> "Teller":
+    """Notes and bars for a command; with --json they are kept off stdout, on a terminal too."""
+    from vitreous.utils.progress import Teller
+
+    made = Teller()
+    if json:
+        made.notes = console(STDERR)
+    return made
 
 
 def show_table(table: "Table", numbers: bool = False) -> None:
     """A table on stdout. In a pipe sentences are folded, `numbers` are not, and lines do not end in spaces."""
-    from rich.console import Console
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a name that this terminal cannot show must not end the program
-    if sys.stdout.isatty():
-        Console(highlight=False).print(table)
+    if STDOUT.isatty():
+        console(STDOUT).print(table)
+        STDOUT.check()
         return
-    console = Console(highlight=False, width=10_000, file=io.StringIO(), color_system=None)
-    wide = console.measure(table).maximum if numbers else 0
-    console.width = max(120, wide)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    for line in console.file.getvalue().splitlines():
-        print(line.rstrip())
+    shown = console(STDOUT, width=10_000, color_system=None)
+    wide = shown.measure(table).maximum if numbers else 0
+    shown.width = max(120, wide)
+    with shown.capture() as captured:
+        shown.print(table)
+    say("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def show_facts(rows: Iterable[tuple[str, str]]) -> None:
@@ -214,5 +261,5 @@ def show_facts(rows: Iterable[tuple[str, str]]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text(value.encode("utf-8", "replace").decode()))
+        table.add_row(name, Text(printable(value, keep="\n")))
     show_table(table)

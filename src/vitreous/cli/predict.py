@@ -1,14 +1,15 @@
 """`vitreous predict`: what a model sees in images."""
 
-import io
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitreous.cli.parts import Machine, Number, Preset
+from vitreous.cli.parts import Json, Machine, Number, Preset
+from vitreous.data.options import Reading
+from vitreous.utils.console import STDERR, STDOUT, console, json_text, message, printable, say
 from vitreous.weights.shipped import NAMES
 
 if TYPE_CHECKING:
@@ -23,15 +24,24 @@ if TYPE_CHECKING:
 (MINI,) = NAMES
 
 
+@dataclass(frozen=True)
+class Showing(Machine):
+    """What the model runs on, and how it is shown images."""
+
+    batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32
+    """how many images the model is shown at once."""
+    max_pixels: Annotated[int, tyro.conf.arg(metavar="N")] = Reading.max_pixels
+    """maximum number of pixels of an image; a larger one is skipped. Decoding takes about 12 bytes a pixel."""
+
+
 def predict(
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="")],
     /,
     *,
     model: Annotated[str, tyro.conf.arg(metavar="FILE")] = MINI,
     top: Annotated[int, tyro.conf.arg(metavar="N")] = 5,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32,
-    machine: Machine = Machine(),  # noqa: B008 (it is frozen)
+    json: Json = False,
+    machine: Showing = Showing(),
     heads: Number = None,
     preprocessing: Preset = None,
 ) -> None:
@@ -43,20 +53,17 @@ def predict(
             comes with the package.
         top: how many classes to name for each image.
         json: one JSON object for each image and line, and nothing else on stdout.
-        batch_size: how many images the model is shown at once.
-        machine: what the model runs on.
+        machine: what the model runs on, and how it is shown images.
         heads: attention heads, for a checkpoint that does not tell.
         preprocessing: what the model was trained to see, for a checkpoint that does not tell: google, augreg, deit,
             torchvision or dino.
     """
-    from rich.console import Console
-
-    from vitreous.data.decoding import find_images
-    from vitreous.errors import VitreousError
+    from vitreous.data.image_files import find_images
+    from vitreous.utils.limits import check_count
 
     paths = find_images(images)
-    if top < 1 or batch_size < 1:  # said before a large file is read
-        raise VitreousError("--top and --batch-size must be 1 or more")
+    for name, value in (("top", top), ("batch_size", machine.batch_size), ("max_pixels", machine.max_pixels)):
+        check_count(name, value)  # said before a large file is read
 
     from vitreous.serving import prediction
     from vitreous.weights.load import load
@@ -64,39 +71,44 @@ def predict(
     told: list[str] = []
     device, precision = machine.settled(told.append)
     network = load(model, heads=heads, device=device, preprocessing=preprocessing)
-    predictions = prediction.predict(network, paths, top=top, batch_size=batch_size, precision=precision)
+    predictions = prediction.predict(
+        network,
+        paths,
+        top=top,
+        batch_size=machine.batch_size,
+        precision=precision,
+        max_pixels=machine.max_pixels,
+    )
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a name that this terminal cannot show must not end the program
-    plain: Any = {"highlight": False, "markup": False, "emoji": False}  # file names are not markup
-    out = Console(**plain)
+    out = console(STDOUT)
     # On one terminal, one console writes everything, so that the bar stays below what is printed.
-    notes = out if sys.stdout.isatty() and sys.stderr.isatty() else Console(stderr=True, **plain)
+    together = STDOUT.isatty() and STDERR.isatty() and not json
+    notes = out if together else console(STDERR)
     for note in (*told, *about(network, model)):
         notes.print(printable(note), style="dim", soft_wrap=True)
 
     skipped = 0
     lines = Lines(out, [printable(path) for path in paths])
-    with progress(notes, len(paths), shown=sys.stderr.isatty() and len(paths) > batch_size) as advance:
+    with progress(notes, len(paths), shown=STDERR.isatty() and len(paths) > machine.batch_size) as advance:
         for found in predictions:
             if json:
-                out.print(as_json(found), soft_wrap=True)
+                say(as_json(found))
             elif found.top:
                 lines.add(found)
             if found.error is not None:
                 skipped += 1
-                notes.print(f"vitreous: {printable(found.image)}: {found.error}; skipped", soft_wrap=True)
+                notes.print(message(f"{printable(found.image)}: {found.error}; skipped"), soft_wrap=True)
+            STDOUT.check()
             advance()
     if skipped:
         if len(paths) > 1:
-            notes.print(f"vitreous: {skipped:,} of {len(paths):,} images skipped")
-        sys.stdout.flush()
+            notes.print(message(f"{skipped:,} of {len(paths):,} images skipped"))
         raise SystemExit(1)
 
 
 def about(network: "Model", name: str) -> "Iterator[str]":
     """What there is to say of a model before it answers."""
-    from vitreous.weights.known import labels_of
+    from vitreous.weights.model_info import labels_of
 
     yield from network.report.notes if network.report else ()
     if name == MINI:
@@ -108,12 +120,10 @@ def about(network: "Model", name: str) -> "Iterator[str]":
 
 def as_json(found: "Prediction") -> str:
     """ASCII only, so that a name in no known encoding comes through, and any pipe can take it."""
-    from json import dumps
-
     if found.error is not None:
-        return dumps({"image": str(found.image), "error": found.error})
+        return json_text({"image": str(found.image), "error": found.error})
     top = [{"class": a.index, "label": a.label, "probability": a.probability} for a in found.top]
-    return dumps({"image": str(found.image), "top": top})
+    return json_text({"image": str(found.image), "top": top})
 
 
 class Lines:
@@ -122,7 +132,7 @@ class Lines:
     def __init__(self, console: "Console", names: list[str]):
         from rich.cells import cell_len
 
-        self.console, self.alone, self.cut = console, len(names) == 1, sys.stdout.isatty()
+        self.console, self.alone, self.cut = console, len(names) == 1, STDOUT.isatty()
         most = max(24, console.width // 3) if self.cut else 60  # in a pipe there is no width to keep to
         self.width = min(most, max(map(cell_len, names)))
 
@@ -171,11 +181,6 @@ def title(answer: "Answer") -> str:
 
 def percent(answer: "Answer") -> str:
     return f"{answer.probability:.1%}" if answer.probability >= 0.0005 else "<0.1%"
-
-
-def printable(name: object) -> str:
-    """The name, with what would steer a terminal, or cannot be written at all, replaced."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in str(name))
 
 
 @contextmanager

@@ -1,26 +1,26 @@
 """`vitreous recipes`: what can be trained with which result, and by which command."""
 
-import json as json_format
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitreous.cli.parts import show_facts, show_table
+from vitreous.cli.parts import Json, print_json, show_facts, show_table
+from vitreous.utils.console import STDOUT, console, say
 
 if TYPE_CHECKING:
     from vitreous.training.recipes import Card
 
-COLUMNS = ("name", "data", "result", "time", "hardware")
-NARROW = 100  # columns of a terminal that are too few for five of ours
+COLUMNS = ("name", "data", "result", "measured", "time", "hardware")
+TITLES = {"measured": "measured on"}
+NARROW = 120  # columns of a terminal that are too few for six of ours
 
 
 def recipes(
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None,
     /,
     *,
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    json: Json = False,
 ) -> None:
     """List the recipes for training, each with the result that it reaches, or show all of one.
 
@@ -33,7 +33,7 @@ def recipes(
     shown = [card(each) for each in (RECIPES if name is None else [name])]
     if json:
         found = [{**asdict(one), "settings": settings(one.name)} for one in shown]
-        print(json_format.dumps(found if name is None else found[0]))
+        print_json(found if name is None else found[0])
     elif name is None:
         show_list(shown)
     else:
@@ -50,29 +50,28 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def show_list(cards: "list[Card]") -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    if sys.stdout.isatty() and Console().width < NARROW:
+    if STDOUT.isatty() and console().width < NARROW:
         for one in cards:
-            show_facts((column, getattr(one, column)) for column in COLUMNS)
-            print()
+            show_facts((TITLES.get(column, column), getattr(one, column)) for column in COLUMNS)
+            say()
     else:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0))
         for column in COLUMNS:
-            table.add_column(column, no_wrap=column == "name", overflow="fold")
+            table.add_column(TITLES.get(column, column), no_wrap=column == "name", overflow="fold")
         for one in cards:
             table.add_row(*(Text(getattr(one, column)) for column in COLUMNS))
         show_table(table)
-    print("vitreous recipes NAME shows all of one; vitreous train DATA --recipe NAME follows it.")
+    say("vitreous recipes NAME shows all of one; vitreous train DATA --recipe NAME follows it.")
 
 
 def show(one: "Card") -> None:
-    rows = [(column, getattr(one, column)) for column in (*COLUMNS, "command")]
+    rows = [(TITLES.get(column, column), getattr(one, column)) for column in (*COLUMNS, "command")]
     paragraphs = [" ".join(paragraph.split()) for paragraph in one.notes.split("\n\n")]
     show_facts([*rows, ("", "\n" + "\n\n".join(paragraphs))] if one.notes else rows)
-    print("\nsettings, where they are not the usual ones:")
+    say("\nsettings, where they are not the usual ones:")
     show_facts((field, plain(value)) for field, value in settings(one.name).items())
 
 

@@ -10,17 +10,26 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
+from vitreous.cli.parts import Overwrite
 from vitreous.training.config import TrainConfig
 from vitreous.training.recipes import RECIPES, recipe
+from vitreous.utils.console import printable
 
 Data = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")]
 Recipe = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 Resumed = Annotated[str | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
-DATA = """a folder (class/*.jpg, or train|val|test/class/*.jpg), a manifest (.csv, .tsv, .jsonl) of paths and
-            labels, an .npz of images and labels, tar shards, Parquet, a Hugging Face data set, or a name: digits,
-            fashion-mnist, cifar10, cifar100."""
-# What stays open where it is not given.
-NOT_CHOSEN = ("start", "preprocessing", "out", "wandb", "patience", "data_dir", "beside", "lr_candidates", "lora_alpha")
+DATA = (
+    "a folder (class/*.jpg, or train|val|test/class/*.jpg), a manifest (.csv, .tsv, .jsonl) of paths and labels, an"
+    " .npz of images and labels, tar shards, Parquet, a Hugging Face data set, or a name: digits, fashion-mnist,"
+    " cifar10, cifar100."
+)
+# What the data decides if it is not given. Other fields that are None keep a default that their help names.
+CHOSEN = (
+    *("model", "image_size", "patch_size", "width", "depth", "heads", "mlp_dim", "pool", "dropout", "stochastic_depth"),
+    *("crop", "aspect", "shift", "flip", "randaugment", "magnitude", "three_augment", "jitter", "erase", "mixup"),
+    *("cutmix", "loss", "label_smoothing", "best_by", "optimiser", "lr", "weight_decay", "ema", "duration", "warmup"),
+    *("schedule", "batch_size", "dev_fraction"),
+)
 # Other names: what a number alone means, and what nobody can mistake where a size is asked for.
 ALIASES = {"duration": ["--epochs"], "image_size": ["--size"]}
 
@@ -35,18 +44,21 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         *,
         recipe: Recipe = None,
         resume: Resumed = None,
+        overwrite: Overwrite = False,
         config: Annotated[kind, tyro.conf.arg(name="")] = kind(),  # noqa: B008 (it is frozen)
     ) -> None:
-        carry_out("train", data, recipe, resume, config)
+        carry_out("train", data, recipe, resume, config, overwrite)
 
     train.__doc__ = f"""Train a model on images.
 
-    What is not given is chosen by the data, and told. Stop at any time with Ctrl-C; `--resume` goes on exactly there.
+    Settings that are not given are chosen by the data and printed. Stop at any time with Ctrl-C; `--resume` continues
+    the run exactly where it stopped.
 
     Args:
         data: {DATA}
-        recipe: begin with a recipe's settings: {", ".join(RECIPES)}.
-        resume: go on with the run in this directory.
+        recipe: start from the settings of a recipe: {", ".join(RECIPES)}.
+        resume: continue the run in this directory.
+        overwrite: --out may be that of an earlier run, which is kept as OUT.replaced until the new one is complete.
     """
     return train
 
@@ -58,24 +70,42 @@ def flags(config: TrainConfig) -> Any:
     return make_dataclass("Config", parts, frozen=True)
 
 
-def carry_out(command: str, data: str | None, recipe: str | None, resume: str | None, config: Any) -> None:
+def carry_out(
+    command: str, data: str | None, recipe: str | None, resume: str | None, config: Any, overwrite: bool
+) -> None:
     """Begin a run with what the flags say, or go on with one."""
+    ending = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asks for it
+        ending.append(signal.SIGHUP)
+    # For before and after the loop, which has handlers of its own.
+    before = {number: signal.signal(number, _end) for number in ending}
+    try:
+        _carry_out(command, data, recipe, resume, config, overwrite)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _carry_out(
+    command: str, data: str | None, recipe: str | None, resume: str | None, config: Any, overwrite: bool
+) -> None:
     from vitreous.errors import VitreousError
     from vitreous.training import train as training
 
-    signal.signal(signal.SIGTERM, _end)  # before and after the loop, which has a way of its own
     values = {name: value for group in vars(config).values() for name, value in vars(group).items()}
     settled = TrainConfig.from_flat(values)
     if resume is not None:
         if recipe is not None:
             raise VitreousError("--recipe and --resume: a run that goes on has its config already")
+        if overwrite:
+            raise VitreousError("--overwrite and --resume: a run that goes on is not replaced")
         training.resume(resume, settled, data=data)
         return
     if data is None:
         raise VitreousError(f"DATA is missing: a folder of images, a file, or a name (vitreous {command} --help)")
     if command == "finetune" and settled.architecture.start is None:
         raise VitreousError("--from is missing: a checkpoint, a run directory, vitreous-mini or hf://owner/name")
-    training.train(data, settled)
+    training.train(data, settled, overwrite=overwrite)
 
 
 def _end(number: int, frame: object) -> None:
@@ -99,7 +129,7 @@ def _flags(group: Any) -> Any:
         )
         annotated.append((one.name, Annotated[hints[one.name], argument], field(default=value)))
     made = make_dataclass(kind.__name__, annotated, frozen=True)
-    made.__doc__ = kind.__doc__
+    made.__doc__ = " ".join((kind.__doc__ or "").split())
     return made()
 
 
@@ -109,7 +139,7 @@ def _texts(kind: type) -> dict[str, str]:
     found = {}
     for above, below in pairwise(body):
         if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name) and isinstance(below, ast.Expr):
-            found[above.target.id] = ast.literal_eval(below.value)
+            found[above.target.id] = " ".join(ast.literal_eval(below.value).split())
     return found
 
 
@@ -129,8 +159,9 @@ def _word(hint: Any) -> str | None:
 
 def _hint(one: Field[Any], value: Any) -> str:
     if value is None:
-        return "" if one.name in NOT_CHOSEN else "(by the data)"
-    return f"(default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})" if value != () else ""
+        return "(chosen by the data)" if one.name in CHOSEN else ""
+    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"(default: {printable(shown)})" if value != () else ""
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
@@ -145,7 +176,7 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
 def default(arguments: Sequence[str], named: Callable[[str | None], TrainConfig]) -> TrainConfig:
     """The config that flags change: that of a run which is resumed, or of a recipe."""
     if (resumed := _value_of("--resume", arguments)) is not None:
-        from vitreous.training.folder import RunFolder
+        from vitreous.training.run_directory import RunFolder
 
         return TrainConfig.from_flat(RunFolder.opened(resumed).description()["config"])
     return named(_value_of("--recipe", arguments))

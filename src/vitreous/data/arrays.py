@@ -1,4 +1,4 @@
-"""Images that are all in memory, as an array; and the .npz files that hold such arrays."""
+"""Images in memory as an array, and .npz files that contain such arrays."""
 
 import re
 from collections.abc import Mapping
@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.found import SPLITS, Found, listed, number_classes
-from vitreous.data.sources import Source
-from vitreous.errors import VitreousError
+from vitreous.data.dataset import Source
+from vitreous.data.labels import encode_labels
+from vitreous.data.raw_dataset import SPLITS, RawDataset
+from vitreous.errors import VitreousError, summarize_names
+from vitreous.utils.npz import read_npz
 
-IMAGES = ("images", "image", "x", "data")
-LABELS = ("labels", "label", "y", "targets", "target")
-NAMES = ("classes", "class_names", "label_names", "names")
+IMAGE_KEYS = ("images", "image", "x", "data")
+LABEL_KEYS = ("labels", "label", "y", "targets", "target")
+CLASS_NAME_KEYS = ("classes", "class_names", "label_names", "names")
 
 
-class Arrays(Source):
+class ArraySource(Source):
     """Images (N, height, width, channels), grey or RGB."""
 
     def __init__(self, images: NDArray[uint8], labels: Tensor, title: str):
@@ -41,112 +43,135 @@ class Arrays(Source):
         return self.images
 
 
-def open_npz(path: Path) -> Found:
-    arrays = _read(path)
-    places = _places(list(arrays))
-    names = next((arrays[key].ravel().tolist() for key in arrays if key.lower() in NAMES), None)
+def open_npz_dataset(path: Path) -> RawDataset:
+    """Open an .npz file with images and labels, for one split or for several (x_train, y_train, x_test, y_test)."""
+    arrays = read_npz(path)
+    keys = _split_keys(list(arrays))
+    name_keys = [key for key in arrays if key.lower() in CLASS_NAME_KEYS]
+    if len(name_keys) > 1:
+        raise VitreousError(f"{' and '.join(name_keys)} could both be the class names; remove one of them")
+    names = _parse_class_names(arrays[name_keys[0]], name_keys[0]) if name_keys else None
     notes: list[str] = []
     images, labels = {}, {}
-    for split, (image_key, label_key) in places.items():
-        images[split] = as_images(arrays[image_key], image_key, notes)
-        labels[split] = _as_labels(arrays[label_key], label_key, notes)
+    for split, (image_key, label_key) in keys.items():
+        images[split] = to_image_array(arrays[image_key], image_key, notes)
+        labels[split] = _check_labels(arrays[label_key], label_key)
         if len(images[split]) != len(labels[split]):
-            raise VitreousError(f"{len(images[split]):,} {image_key} and {len(labels[split]):,} {label_key}")
+            raise VitreousError(
+                f"{image_key} and {label_key} have different lengths: {len(images[split]):,} and {len(labels[split]):,}"
+            )
     if {len(array) for array in images.values()} == {0}:
-        raise VitreousError("no images in it")
-    classes, numbers = _numbered(labels, names, notes)
-    sources = {split: Arrays(images[split], numbers[split], _title(path, places, split)) for split in images}
-    return Found(path.stem, classes, sources, notes, "arrays of its own")
+        raise VitreousError("the file contains no images")
+    label_keys = {split: label_key for split, (_, label_key) in keys.items()}
+    classes, encoded = _encode_label_arrays(labels, names, notes, label_keys)
+    sources = {split: ArraySource(images[split], encoded[split], _title(path, keys, split)) for split in images}
+    return RawDataset(path.stem, classes, sources, notes, "arrays of the file")
 
 
-def as_images(array: NDArray[Any], key: str, notes: list[str]) -> NDArray[uint8]:
-    """(N, height, width, channels), from any of the orders in which people keep images."""
+def to_image_array(array: NDArray[Any], key: str, notes: list[str]) -> NDArray[uint8]:
+    """Images in any of the usual axis orders as (N, height, width, channels)."""
     if array.dtype != np.uint8:
-        how = "(images * 255).round().astype('uint8') if they lie in 0..1" if array.dtype.kind == "f" else "0..255"
-        raise VitreousError(f"{key} is of {array.dtype}, and images are kept as uint8: {how}")
+        advice = "(images * 255).round().astype('uint8') if they are in 0..1" if array.dtype.kind == "f" else "0..255"
+        raise VitreousError(f"{key} has dtype {array.dtype}, expected uint8: {advice}")
     if array.ndim == 3:
         array = array[..., None]
     elif array.ndim == 4:
         first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
         if first and last:
-            notes.append(f"{key} {array.shape}: the last axis was taken for the channels; the second could be, too")
+            notes.append(f"{key} {array.shape}: the last axis is used as channels, but the second axis could be, too")
         elif first:
             array = array.transpose(0, 2, 3, 1)
     if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape[1:]:
         raise VitreousError(
-            f"{key} is of shape {array.shape}: expected (images, height, width), or those with 1 or 3 channels"
+            f"{key} has shape {array.shape}: expected (images, height, width), optionally with 1 or 3 channels"
         )
-    return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array).view(np.uint8)  # Pillow rejects a dtype with a byte order, which .npy may have
 
 
-def _read(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with path.open("rb") as stream:
-            held = np.load(stream, allow_pickle=False)
-            if isinstance(held, np.ndarray):
-                raise VitreousError("one bare array: save images and labels together with np.savez")
-            return {key: held[key] for key in held.files}
-    except VitreousError:
-        raise
-    except Exception as error:  # numpy's, zipfile's and zlib's own, of a damaged file
-        what = "it holds Python objects, which are not opened" if "allow_pickle" in str(error) else str(error)
-        raise VitreousError(f"cannot be read as a .npz file ({what})") from error
-
-
-def _places(keys: list[str]) -> dict[str, tuple[str, str]]:
-    """The keys of images and of labels, for each split."""
+def _split_keys(keys: list[str]) -> dict[str, tuple[str, str]]:
+    """The image key and the label key of each split."""
     images: dict[str, str] = {}
     labels: dict[str, str] = {}
     for key in keys:
-        split, what = _told(key)
-        for kind, known in ((images, IMAGES), (labels, LABELS)):
-            if what in known:
-                if split in kind:
-                    raise VitreousError(f"{kind[split]} and {key} could both be of {split}; leave one of them")
-                kind[split] = key
+        split, role = _parse_key(key)
+        for by_split, known in ((images, IMAGE_KEYS), (labels, LABEL_KEYS)):
+            if role in known:
+                if split in by_split:
+                    raise VitreousError(f"{by_split[split]} and {key} could both belong to {split}; remove one of them")
+                by_split[split] = key
     if "train" not in images or set(images) != set(labels):
         raise VitreousError(
-            f"expected images and labels, or x_train, y_train, x_test and y_test; the arrays are {listed(keys, 12)}"
+            "expected arrays called images and labels, or x_train, y_train, x_test and y_test; the arrays are"
+            f" {summarize_names(keys, 12)}"
         )
     return {split: (images[split], labels[split]) for split in images}
 
 
-def _told(key: str) -> tuple[str, str]:
-    """The split and the part that a key names: x_train, train_images; plain images are of train."""
+def _parse_key(key: str) -> tuple[str, str]:
+    """The split and the role of a key: x_test -> (test, x), train_images -> (train, images), y -> (train, y)."""
     words = re.split(r"[^a-z]+", key.lower())
     splits = [SPLITS[word] for word in words if word in SPLITS]
     return splits[0] if len(splits) == 1 else "train", "_".join(word for word in words if word not in SPLITS)
 
 
-def _as_labels(array: NDArray[Any], key: str, notes: list[str]) -> NDArray[Any]:
-    """(N,) of numbers or names, or (N, K) of bools."""
+def _check_labels(array: NDArray[Any], key: str) -> NDArray[Any]:
+    """Labels as (N,) integers or names, or (N, K) zeros and ones."""
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.dtype.kind not in "biufU" or array.ndim not in (1, 2):
-        raise VitreousError(f"{key} is of {array.dtype} and shape {array.shape}: expected a number or name an image")
+        raise VitreousError(f"{key} has dtype {array.dtype} and shape {array.shape}: expected one number or name each")
     if array.ndim == 2 and (array.dtype.kind == "U" or not np.isin(array, (0, 1)).all()):
-        raise VitreousError(f"{key} is of shape {array.shape}, a column for each class: expected 0 and 1 in it")
+        raise VitreousError(f"{key} has shape {array.shape}, with a column for each class: expected only 0 and 1 in it")
     return array
 
 
-def _numbered(
-    labels: Mapping[str, NDArray[Any]], names: list[str] | None, notes: list[str]
+def _parse_class_names(array: NDArray[Any], key: str) -> list[Any]:
+    """Class names as strings, or as integers, which `_labels_by_value` resolves."""
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8")
+    if array.dtype.kind not in "iuU":
+        raise VitreousError(f"{key} has dtype {array.dtype}: expected class names as text")
+    names: list[Any] = array.ravel().tolist()
+    return names
+
+
+def _labels_by_value(labels: Mapping[str, NDArray[Any]], names: list[Any]) -> dict[str, NDArray[Any]]:
+    """Labels as class indices, where class names are integers (as from np.unique) and labels are such integers."""
+    used = set(np.concatenate([array.ravel() for array in labels.values()]).tolist())
+    values = {value: index for index, value in enumerate(names)}
+    if not used <= set(values) or used <= {index for value, index in values.items() if value == index}:
+        return dict(labels)
+    if used <= set(range(len(names))):
+        raise VitreousError(
+            f"the class names are the numbers {summarize_names(names)}, so a label could be a name or an index: store"
+            " class names as text, and labels as names or as indices"
+        )
+    return {split: np.array([values[value] for value in array.tolist()], np.int64) for split, array in labels.items()}
+
+
+def _encode_label_arrays(
+    labels: Mapping[str, NDArray[Any]], names: list[Any] | None, notes: list[str], keys: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    def where(split: str, row: int) -> str:
+        return f"{keys[split]}[{row}]"
+
     shapes = {array.shape[1:] for array in labels.values()}
     if len(shapes) > 1:
-        raise VitreousError("the labels of its splits are of different shapes")
+        raise VitreousError("the labels of the splits have different numbers of columns")
     (width,) = shapes
     if not width:
-        return number_classes({split: array.tolist() for split, array in labels.items()}, names)
+        if names is not None and any(isinstance(name, int) for name in names):
+            labels = _labels_by_value(labels, names)
+        return encode_labels({split: array.tolist() for split, array in labels.items()}, names, where)
     names = [str(i) for i in range(width[0])] if names is None else names
     if len(names) != width[0]:
-        raise VitreousError(f"labels for {width[0]} classes, and the names of {len(names)}")
+        raise VitreousError(f"labels for {width[0]} classes, but {len(names)} class names")
     if all((array.sum(1) == 1).all() for array in labels.values()):
-        notes.append("every image has one label of several columns: taken as one class each")
-        return number_classes({split: array.argmax(1).tolist() for split, array in labels.items()}, names)
-    held = {split: [np.flatnonzero(row).tolist() for row in array] for split, array in labels.items()}
-    return number_classes(held, names)
+        notes.append("labels are one-hot: each image has one class")
+        return encode_labels({split: array.argmax(1).tolist() for split, array in labels.items()}, names, where)
+    lists = {split: [np.flatnonzero(row).tolist() for row in array] for split, array in labels.items()}
+    return encode_labels(lists, names, where)
 
 
-def _title(path: Path, places: Mapping[str, object], split: str) -> str:
-    return path.name if len(places) == 1 else f"{path.name}:{split}"
+def _title(path: Path, splits: Mapping[str, object], split: str) -> str:
+    return path.name if len(splits) == 1 else f"{path.name}:{split}"

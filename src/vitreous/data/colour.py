@@ -1,4 +1,4 @@
-"""What happens to colours: Pillow's ImageEnhance and ImageOps for batches in 0..255, each sample by its own factor.
+"""Colour operations: Pillow's ImageEnhance and ImageOps for batches in 0..255, with a factor for each sample.
 
 Images are (B, C, H, W) in float32, of 1 or 3 channels; factors are (B,).
 """
@@ -19,7 +19,7 @@ def grey(images: Tensor) -> Tensor:
 
 
 def blend(degenerate: Tensor | float, images: Tensor, factors: Tensor) -> Tensor:
-    """ImageEnhance: 0 is the degenerate image, 1 the image itself, more goes on in that direction."""
+    """ImageEnhance: a factor of 0 gives the degenerate image, 1 the image; larger factors extrapolate."""
     factors = factors[:, None, None, None]
     return (images * factors + degenerate * (1 - factors)).clamp(0, 255)
 
@@ -37,23 +37,23 @@ def saturation(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def sharpness(images: Tensor, factors: Tensor) -> Tensor:
-    return blend(smooth(images), images, factors)
+    return blend(smooth_filter(images), images, factors)
 
 
 def mean_grey(images: Tensor) -> Tensor:
-    """The average luminance, (B, 1, 1, 1): a whole level as in Pillow, so that the order of adding is forgotten."""
+    """Mean luminance, (B, 1, 1, 1), rounded to an integer as in Pillow, so that the summation order does not matter."""
     return (grey(images).mean((2, 3), keepdim=True) + 0.5).floor()
 
 
-def smooth(images: Tensor) -> Tensor:
-    """ImageFilter.SMOOTH: 3 x 3 pixels, the middle one weighing five; the outermost pixels stay as they are."""
+def smooth_filter(images: Tensor) -> Tensor:
+    """ImageFilter.SMOOTH: a 3 x 3 mean with weight 5 for the centre; border pixels are unchanged."""
     height, width = images.shape[2:]
     if height < 3 or width < 3:
         return images
     rows = images[:, :, :-2] + images[:, :, 1:-1] + images[:, :, 2:]
-    nine = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    sums = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     smoothed = images.clone()
-    smoothed[:, :, 1:-1, 1:-1] = (nine + 4 * images[:, :, 1:-1, 1:-1]) / 13
+    smoothed[:, :, 1:-1, 1:-1] = (sums + 4 * images[:, :, 1:-1, 1:-1]) / 13
     return smoothed
 
 
@@ -66,45 +66,45 @@ def posterise(values: Tensor, bits: int) -> Tensor:
     return (values / step).floor() * step
 
 
-def levels(images: Tensor) -> Tensor:
-    """Each pixel's nearest whole level, int64."""
+def to_levels(images: Tensor) -> Tensor:
+    """Pixels rounded to integers in 0..255, int64."""
     return images.round().clamp(0, LEVELS - 1).long()
 
 
-def ramp(device: torch.device) -> Tensor:
-    """The table that changes nothing: every level, (256,)."""
+def identity_table(device: torch.device) -> Tensor:
+    """The lookup table of the identity, (256,)."""
     return torch.arange(LEVELS, dtype=torch.float32, device=device)
 
 
-def look_up(tables: Tensor, levels: Tensor) -> Tensor:
-    """Pixels by tables of (B, C, 256)."""
+def apply_tables(tables: Tensor, levels: Tensor) -> Tensor:
+    """Map pixels through lookup tables (B, C, 256)."""
     return tables.gather(2, levels.flatten(2)).view(levels.shape)
 
 
 def autocontrast_tables(levels: Tensor) -> Tensor:
-    """Stretch each channel from its least and greatest level to 0 and 255; a channel of one level stays."""
+    """Lookup tables that stretch each channel from its minimum and maximum to 0 and 255; constant channels stay."""
     low, high = levels.amin((2, 3))[..., None], levels.amax((2, 3))[..., None]
-    unchanged = ramp(levels.device)
+    unchanged = identity_table(levels.device)
     stretched = ((unchanged - low) * (255 / (high - low).clamp(min=1))).clamp(0, 255)
     return torch.where(high > low, stretched, unchanged)
 
 
 def equalise_tables(levels: Tensor) -> Tensor:
-    """Make each channel's levels equally frequent, by Pillow's whole-number arithmetic."""
+    """Lookup tables that equalise the histogram of each channel, in Pillow's integer arithmetic."""
     counts = _histograms(levels)
     last = counts.gather(2, levels.amax((2, 3))[..., None])
     total = levels.shape[2] * levels.shape[3]
     step = (total - last) // (LEVELS - 1)
     below = counts.cumsum(2) - counts
     equalised = ((step // 2 + below) // step.clamp(min=1)).clamp(max=LEVELS - 1)
-    return torch.where(step > 0, equalised.float(), ramp(levels.device))
+    return torch.where(step > 0, equalised.float(), identity_table(levels.device))
 
 
 def blur(images: Tensor, sigmas: Tensor, radius: int) -> Tensor:
-    """Gaussian blur, each sample by its own sigma in pixels, cut off at `radius`; 0 changes nothing.
+    """Gaussian blur with a sigma in pixels for each sample, truncated at `radius`. Sigma 0 changes nothing.
 
-    A sum over shifted images rather than a convolution: nothing here is rounded to TF32, and a compiler makes it one
-    pass along rows and one along columns.
+    It is a sum over shifted images rather than a convolution: nothing is rounded to TF32, and torch.compile fuses it
+    into one pass along rows and one along columns.
     """
     steps = torch.arange(radius + 1, device=images.device)
     weights = torch.exp(-0.5 * (steps / sigmas.clamp(min=1e-3)[:, None]) ** 2)
@@ -120,7 +120,7 @@ def blur(images: Tensor, sigmas: Tensor, radius: int) -> Tensor:
 
 
 def _histograms(levels: Tensor) -> Tensor:
-    """How often each level occurs, (B, C, 256): whole numbers, so that the order of adding does not matter."""
+    """Histograms (B, C, 256), in integers, so that the summation order does not matter."""
     flat = levels.flatten(2)
     counts = torch.zeros((*flat.shape[:2], LEVELS), dtype=torch.int64, device=levels.device)
     return counts.scatter_add(2, flat, torch.ones_like(flat))

@@ -1,11 +1,13 @@
-"""Which column of a table holds the images, and which the labels."""
+"""Detection of the image column and the label column of a table from the column names."""
 
 import re
 from collections.abc import Sequence
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, brief, summarize_names
 
-IMAGE = (
+MAX_NAMES_IN_ERROR = 20
+
+IMAGE_COLUMNS = (
     "image",
     "img",
     "images",
@@ -28,27 +30,32 @@ IMAGE = (
     "imagepath",
     "imagefile",
 )
-MANY = ("labels", "tags", "classes", "targets", "categories")
-LABEL = ("label", "class", "target", "category", "class_name", "classname", "label_name", "cls", "y", *MANY)
-SPLIT = ("split", "set", "subset", "partition")
+MULTI_LABEL_COLUMNS = ("labels", "tags", "classes", "targets", "categories")
+LABEL_COLUMNS = (
+    *("label", "class", "target", "category", "class_name", "classname", "label_name", "cls", "y"),
+    *MULTI_LABEL_COLUMNS,
+)
+SPLIT_COLUMNS = ("split", "set", "subset", "partition")
 
 
-def plain(name: str) -> str:
-    """A column's name without the ways in which people write it: "File Name" is file_name."""
+def normalize_column(name: str) -> str:
+    """A column name in lower case with underscores: "File Name" becomes file_name."""
     return re.sub(r"[^0-9a-z]+", "_", name.strip().lower()).strip("_")
 
 
-def find_column(columns: Sequence[str], known: Sequence[str], wanted: str | None, what: str) -> str:
-    """The column that is asked for, or the one that has a known name. `what`: "image" or "label"."""
-    option = f"--{what}-column ({what}_column in Python)"
-    if wanted is not None:
-        if wanted not in columns:
-            raise VitreousError(f"there is no column {wanted!r}; the columns are {', '.join(map(repr, columns))}")
-        return wanted
-    matching = [column for column in columns if plain(column) in known]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        raise VitreousError(f"{' and '.join(map(repr, matching))} could both be the {what}: say which with {option}")
-    names = ", ".join(map(repr, columns))
-    raise VitreousError(f"no column is known for the {what}; name one of {names} with {option}")
+def find_column(columns: Sequence[str], known: Sequence[str], requested: str | None, role: str) -> str:
+    """The requested column, or the only column with a known name. `role`: "image" or "label"."""
+    option = f"--{role}-column ({role}_column in Python)"
+    if requested is not None:
+        if requested not in columns:
+            names = summarize_names(columns, MAX_NAMES_IN_ERROR)
+            raise VitreousError(f"there is no column {requested!r}; the columns are {names}")
+        return requested
+    matches = [column for column in columns if normalize_column(column) in known]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        several = " and ".join(map(brief, matches[:MAX_NAMES_IN_ERROR]))
+        raise VitreousError(f"{several} could both be the {role} column: choose one with {option}")
+    names = summarize_names(columns, MAX_NAMES_IN_ERROR)
+    raise VitreousError(f"no {role} column was recognised among {names}: choose one with {option}")

@@ -1,4 +1,4 @@
-"""Images that are kept as files are, in JPEG, PNG and so on, wherever those bytes lie."""
+"""Sources of encoded images (JPEG, PNG, ...): the base class of all of them, and image files on disk."""
 
 import os
 from abc import abstractmethod
@@ -11,50 +11,55 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.decoding import decode, decode_array, reason
-from vitreous.data.sources import Source
+from vitreous.data.dataset import Source
 from vitreous.errors import VitreousError
+from vitreous.utils.images import MAX_PIXELS, decode, decode_array, describe_read_error, read_image_file
+from vitreous.utils.regular_files import is_system_fault, system_fault
 
 T = TypeVar("T")
 
 
-class Encoded(Source):
-    """A source that reads bytes; the rest, and what to say of bytes that are no image, is the same for all."""
+class EncodedSource(Source):
+    """A source of encoded images. Subclasses read the bytes; decoding and its errors are handled here."""
+
+    max_pixels: int = MAX_PIXELS  # maximum number of pixels of an image
 
     @abstractmethod
-    def stored(self, index: int) -> bytes:
-        """The bytes of one image. It may fail as files do."""
+    def read_bytes(self, index: int) -> bytes:
+        """The encoded bytes of an image. May raise OSError, MemoryError, ValueError or VitreousError."""
 
     def image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        return self._decoded(decode, index, at_least)
+        return self._decode(decode, index, at_least)
 
     def pixels(self, index: int, at_least: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-        """Of the image, (height, width, 1 or 3), by the fastest decoder that is installed."""
-        return self._decoded(decode_array, index, at_least)
+        """The image as an array (height, width, 1 or 3), from the fastest decoder that is installed."""
+        return self._decode(decode_array, index, at_least)
 
-    def _decoded(
-        self, by: Callable[[bytes, tuple[int, int] | None], T], index: int, at_least: tuple[int, int] | None
+    def _decode(
+        self, decoder: Callable[[bytes, tuple[int, int] | None, int], T], index: int, at_least: tuple[int, int] | None
     ) -> T:
         data = self.content(index)
         try:
-            return by(data, at_least)
+            return decoder(data, at_least, self.max_pixels)
         except VitreousError as error:
-            raise VitreousError(f"{self.name(index)}: {error}") from error
+            raise error.at(self.name(index)) from error
 
     def content(self, index: int) -> bytes:
         try:
-            return self.stored(index)
+            return self.read_bytes(index)
         except VitreousError as error:
-            raise VitreousError(f"{self.name(index)}: {error}") from error
-        except (OSError, ValueError) as error:  # ValueError: a name with a zero byte in it
-            raise VitreousError(f"{self.name(index)}: {reason(error)}") from error
+            raise error.at(self.name(index)) from error
+        except (OSError, MemoryError, ValueError) as error:  # ValueError: a null byte in the path
+            if is_system_fault(error):
+                raise system_fault(error, self.name(index)) from error
+            raise VitreousError(f"{self.name(index)}: {describe_read_error(error)}") from error
 
 
-class Strings(Sequence[str]):
-    """Many short texts in two arrays: quick to pickle, and nothing that a forked worker would have to copy."""
+class PackedStrings(Sequence[str]):
+    """Many short strings in two arrays: fast to pickle, and forked workers share them without copying."""
 
     def __init__(self, texts: Iterable[str]):
-        encoded = [os.fsencode(text) for text in texts]  # names of files need not be UTF-8
+        encoded = [os.fsencode(text) for text in texts]  # file names need not be UTF-8
         self._bytes = b"".join(encoded)
         self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
 
@@ -75,15 +80,14 @@ class Strings(Sequence[str]):
         return (self[i] for i in range(len(self)))
 
 
-class Files(Encoded):
-    """Image files: their names below a folder. One that starts at the root of the file system stands for itself."""
+class FileSource(EncodedSource):
+    """Image files, by their paths relative to a folder. Absolute paths are used unchanged."""
 
     def __init__(self, root: str | Path, names: Iterable[str], labels: Tensor):
-        self.root, self.names, self.labels = str(root), Strings(names), labels
+        self.root, self.names, self.labels = str(root), PackedStrings(names), labels
 
     def name(self, index: int) -> str:
-        return os.path.join(self.root, self.names[index])  # noqa: PTH118 (Path would tidy it up, at some cost)
+        return os.path.join(self.root, self.names[index])  # noqa: PTH118 (Path would normalise it, at some cost)
 
-    def stored(self, index: int) -> bytes:
-        with open(self.name(index), "rb") as file:  # noqa: PTH123
-            return file.read()
+    def read_bytes(self, index: int) -> bytes:
+        return read_image_file(self.name(index), self.max_pixels)

@@ -1,4 +1,4 @@
-"""What images are, in a few bytes: to tell whether something that was made of them is still of these."""
+"""A short hash of the images and labels of a source, to detect whether cached results still belong to them."""
 
 import os
 from collections.abc import Iterable
@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.encoded import Files
-from vitreous.data.shards import Shards
-from vitreous.data.sources import Source, Subset
+from vitreous.data.dataset import Source, Subset
+from vitreous.data.encoded import FileSource
+from vitreous.data.shards import TarSource
 
 
-def fingerprint(source: Source) -> str:
-    """Of the labels, and of the images: those in memory by their bytes, files by name, size and date of change.
+def source_fingerprint(source: Source) -> str:
+    """A hash of the labels and images of a source.
 
-    Of any other kind, such as Parquet, by the bytes of every image.
+    Arrays are hashed by their bytes, image files and tar shards by name, size and modification time, and images of
+    other sources, such as Parquet files, by their encoded bytes.
     """
     digest = blake2b(source.labels.contiguous().numpy().tobytes(), digest_size=16)
     for part in _parts(source):
@@ -27,23 +28,23 @@ def fingerprint(source: Source) -> str:
 
 def _parts(source: Source) -> Iterable[bytes]:
     if isinstance(source, Subset):
-        return [fingerprint(source.source).encode(), source.indices.numpy().tobytes()]
+        return [source_fingerprint(source.source).encode(), source.indices.numpy().tobytes()]
     if source.array is not None:
         return [str(source.array.shape).encode(), np.ascontiguousarray(source.array).tobytes()]
-    if isinstance(source, Files):
-        dates = [_date(source.name(index)) for index in range(len(source))]
-        return [os.fsencode("\n".join(source.names)), *dates]
-    if isinstance(source, Shards):
+    if isinstance(source, FileSource):
+        stamps = [_size_and_time(source.name(index)) for index in range(len(source))]
+        return [os.fsencode("\n".join(source.names)), *stamps]
+    if isinstance(source, TarSource):
         return [
             os.fsencode("\n".join(source.names)),
-            *(_date(path) for path in source.paths),
+            *(_size_and_time(path) for path in source.paths),
             *(array.tobytes() for array in (source.shards, source.offsets)),
         ]
     names = os.fsencode("\n".join(map(source.name, range(len(source)))))
     return chain([names], map(source.content, range(len(source))))
 
 
-def _date(path: str) -> bytes:
+def _size_and_time(path: str) -> bytes:
     try:
         status = Path(path).stat()
     except OSError:

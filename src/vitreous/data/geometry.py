@@ -1,6 +1,6 @@
-"""Where pixels come from: boxes cut out of images, shifts, affine maps; each sample by numbers of its own.
+"""Geometric operations on batches, with parameters for each sample: resampled boxes, shifts, affine transforms.
 
-Positions are computed in float64, so that CPU and CUDA agree on which pixels are read and which lie outside.
+Positions are computed in float64, so that CPU and CUDA agree on which pixels are read and which are outside.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GREY = 128.0  # what comes in from outside under an affine map
+GREY = 128.0  # fill value outside of the image
 
 
-def gather_boxes(  # noqa: PLR0913 (what is held, which boxes of it, and how to sample them)
+def gather_boxes(  # noqa: PLR0913 (the cached images, the boxes, and how to resample them)
     flat: Tensor,
     offsets: Tensor,
     heights: Tensor,
@@ -27,12 +27,12 @@ def gather_boxes(  # noqa: PLR0913 (what is held, which boxes of it, and how to 
 ) -> Tensor:
     """Boxes (top, left, height, width) of images, resampled to `size`: float32 (B, C, H, W) in 0..255.
 
-    `flat` holds all images as bytes, height x width x channels each, from `offsets` on. Sampling is bilinear with pixel
-    centres at halves and stops at the image's border. A box that is larger than `size` is averaged over taps x taps
-    positions for each pixel, spread so that they blur as much as Pillow's antialiasing does: two are good for boxes of
-    up to about twice the size, n for n times. Boxes that are not larger cost more by it, and stay the same.
+    `flat` contains all images as bytes, height x width x channels each, starting at `offsets`. Sampling is bilinear,
+    with pixel centres at halves, and clamped to the image. For a box larger than `size`, each pixel is the mean of
+    taps x taps samples, spread so that they blur as much as Pillow's antialiasing does: n taps are enough for boxes of
+    up to about n times the size. More taps make smaller boxes slower, but do not change them.
     """
-    pixels = flat.unfold(0, channels, 1)  # (bytes, C) without a copy: the pixel that begins at each byte
+    pixels = flat.unfold(0, channels, 1)  # (bytes, C) without a copy: the pixel that starts at each byte
     top, left, height, width = boxes.double()[..., None].unbind(1)
     column = torch.arange(size[1], device=flat.device)
     column = torch.where(flips[:, None], size[1] - 1 - column, column)
@@ -52,23 +52,23 @@ def gather_boxes(  # noqa: PLR0913 (what is held, which boxes of it, and how to 
 
 
 def _positions(start: Tensor, length: Tensor, number: Tensor, count: int, taps: int) -> list[Tensor]:
-    """Where pixel `number` of `count` lies in the input, once for each tap; pixel centres are at whole numbers here."""
+    """Input position of pixel `number` of `count`, for each tap. Pixel centres are at integers here."""
     scale = length / count
     centres = start + (number + 0.5) * scale - 0.5
     if taps == 1:
         return [centres]
-    # Pillow's triangle is `scale` times as wide as a bilinear one: variance scale²/6 against 1/6. What is missing comes
-    # from the taps, spread evenly over `spread` pixels, whose variance is spread² (1 - 1/taps²) / 12.
+    # Pillow's triangle filter is `scale` times as wide as a bilinear one: variance scale²/6 instead of 1/6. The taps
+    # add the difference: spread evenly over `spread` pixels, their variance is spread² (1 - 1/taps²) / 12.
     spread = (2 * (scale**2 - 1).clamp(min=0) / (1 - 1 / taps**2)).sqrt()
     return [centres + spread * ((tap + 0.5) / taps - 0.5) for tap in range(taps)]
 
 
 def affine(images: Tensor, matrices: Tensor, fill: float = GREY) -> Tensor:
-    """Images (B, C, H, W) under affine maps (B, 2, 3), as `Image.transform(size, AFFINE, ..., BILINEAR)` of Pillow.
+    """Affine transforms (B, 2, 3) of images (B, C, H, W), as Pillow's `Image.transform(size, AFFINE, ..., BILINEAR)`.
 
-    A matrix takes (x, y, 1) of an output pixel to its place in the input, with pixel centres at halves. Places outside
-    the image become `fill`, mid grey unless told; those within half a pixel of its edge take the edge's colour.
-    The identity changes nothing, to the last bit.
+    A matrix maps (x, y, 1) of an output pixel to its position in the input, with pixel centres at halves. Positions
+    outside of the image get `fill`; those within half a pixel of the border get the border's colour. The identity
+    returns bit-identical images.
     """
     images, matrices = images.float(), matrices.double()
     height, width = images.shape[2:]
@@ -79,29 +79,30 @@ def affine(images: Tensor, matrices: Tensor, fill: float = GREY) -> Tensor:
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
     grid = torch.stack((columns * (2 / width) - 1, rows * (2 / height) - 1), 3).float()
     sampled = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
-    still = (matrices == torch.eye(3, device=images.device)[:2]).all(2).all(1)
-    return torch.where(per_image(still), images, torch.where(inside[:, None], sampled, fill))
+    identity = (matrices == torch.eye(3, device=images.device)[:2]).all(2).all(1)
+    return torch.where(per_image(identity), images, torch.where(inside[:, None], sampled, fill))
 
 
-def affine_matrices(degrees: Tensor, shears: Tensor, moves: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, 3, 3), for `affine` and for multiplying: turn by degrees (B,), shear and move (x, y) by (B, 2) and (B, 2).
+def affine_matrices(degrees: Tensor, shears: Tensor, translations: Tensor, size: tuple[int, int]) -> Tensor:
+    """Affine matrices (B, 3, 3): rotation by degrees (B,), shear (x, y) and translation (x, y), (B, 2) each.
 
-    Turned about the centre, counter-clockwise; sheared from the top left corner, as Pillow's users do; moves in pixels.
+    Rotation is counter-clockwise about the centre, shear is about the top left corner, as is usual with Pillow, and
+    translation is in pixels.
     """
     angle = -torch.deg2rad(degrees.double())
     cos, sin = angle.cos(), angle.sin()
     x, y = size[1] / 2, size[0] / 2
     zero, one = torch.zeros_like(cos), torch.ones_like(cos)
-    turn = (cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y, zero, zero, one)
-    (shear_x, shear_y), (move_x, move_y) = shears.double().unbind(1), moves.double().unbind(1)
+    rotation = (cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y, zero, zero, one)
+    (shear_x, shear_y), (move_x, move_y) = shears.double().unbind(1), translations.double().unbind(1)
     shear = (one, shear_x, zero, shear_y, one, zero, zero, zero, one)
     move = (one, zero, move_x, zero, one, move_y, zero, zero, one)
-    turned, sheared, moved = (torch.stack(entries, 1).view(-1, 3, 3) for entries in (turn, shear, move))
-    return turned @ sheared @ moved
+    rotations, shears, moves = (torch.stack(entries, 1).view(-1, 3, 3) for entries in (rotation, shear, move))
+    return rotations @ shears @ moves
 
 
 def shift(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Images moved by whole pixels, (B,) each; what comes in from outside is black."""
+    """Images translated by whole pixels, (B,) each, and padded with black."""
     height, width = images.shape[2:]
     rows = torch.arange(height, device=images.device)[:, None] - per_image(down)
     columns = torch.arange(width, device=images.device) - per_image(right)
@@ -112,7 +113,7 @@ def shift(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
 
 
 def rectangles(tops: Tensor, lefts: Tensor, heights: Tensor, widths: Tensor, size: tuple[int, int]) -> Tensor:
-    """Which pixels of an image of this size lie in the rectangle of each sample, (B, 1, H, W) bool."""
+    """Mask of the pixels inside the rectangle of each sample, (B, 1, H, W) bool."""
     tops, lefts, heights, widths = map(per_image, (tops, lefts, heights, widths))
     rows = torch.arange(size[0], device=tops.device)[:, None]
     columns = torch.arange(size[1], device=tops.device)
@@ -120,25 +121,25 @@ def rectangles(tops: Tensor, lefts: Tensor, heights: Tensor, widths: Tensor, siz
 
 
 def per_image(values: Tensor) -> Tensor:
-    """(B,) to go with (B, C, H, W)."""
+    """Values (B,) reshaped to (B, 1, 1, 1), to broadcast with images."""
     return values[:, None, None, None]
 
 
 class _Neighbours(NamedTuple):
     low: Tensor
     high: Tensor
-    share: Tensor  # of the higher one
+    weight: Tensor  # weight of `high`
 
 
 def _neighbours(positions: Tensor, size: Tensor) -> _Neighbours:
-    """The two pixels around each position, kept inside the image."""
-    whole = positions.floor()
-    low = whole.long()
+    """The two pixels around each position, clamped to the image."""
+    floor = positions.floor()
+    low = floor.long()
     low, high = (torch.minimum(pixel.clamp(min=0), size - 1) for pixel in (low, low + 1))
-    return _Neighbours(low, high, (positions - whole).float())
+    return _Neighbours(low, high, (positions - floor).float())
 
 
 def _bilinear(read: Callable[[Tensor, Tensor], Tensor], rows: _Neighbours, columns: _Neighbours) -> Tensor:
-    upper = torch.lerp(read(rows.low, columns.low), read(rows.low, columns.high), columns.share)
-    lower = torch.lerp(read(rows.high, columns.low), read(rows.high, columns.high), columns.share)
-    return torch.lerp(upper, lower, rows.share)
+    upper = torch.lerp(read(rows.low, columns.low), read(rows.low, columns.high), columns.weight)
+    lower = torch.lerp(read(rows.high, columns.low), read(rows.high, columns.high), columns.weight)
+    return torch.lerp(upper, lower, rows.weight)

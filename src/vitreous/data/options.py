@@ -1,4 +1,4 @@
-"""What can be chosen about data. No torch here, so that the command line can show it at once."""
+"""Options of data and augmentation. This module does not import torch, so that the command line starts fast."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,51 +6,63 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are varied. Nothing that is drawn depends on the batch an image happens to be in."""
+    """Augmentation of the training images. Random draws depend on the sample, not on its batch. Options that are not
+    given are chosen from the data."""
 
     crop: float | None = None
-    """Random resized crop: the least share of the image's area. 1: the whole image, squashed to the model's size."""
+    """Random resized crop: minimum fraction of the image area. 1: no crop, the whole image is resized to the model's
+    input size."""
     aspect: float | None = None
-    """The crop's greatest ratio of sides, relative to the model's size; 1: nothing is squashed unless it has to be."""
+    """Random resized crop: maximum aspect ratio relative to the model's input. 1: crops have the shape of the input."""
     shift: float | None = None
-    """Move by up to so much of the side, in whole pixels; what comes in from outside is black."""
+    """Random translation by up to this fraction of the side, in whole pixels, padded with black."""
     flip: bool | None = None
-    """Mirror every second image, left to right."""
+    """Flip images horizontally with probability 0.5."""
     randaugment: int | None = None
-    """RandAugment: how many operations for each image. 0: none."""
+    """RandAugment: number of operations per image. 0: off."""
     magnitude: float | None = None
-    """RandAugment: how strong, 0 to 10."""
+    """RandAugment: magnitude, 0 to 10."""
     three_augment: bool | None = None
-    """3-Augment of DeiT III: grey, solarise or blur, one for each image."""
+    """3-Augment of DeiT III: convert each image to grey, solarise it or blur it."""
     jitter: float | None = None
-    """Brightness, contrast and saturation, each by a factor of up to 1 plus or minus this."""
+    """Colour jitter: maximum relative change of brightness, contrast and saturation. 0: off."""
     erase: float | None = None
-    """Random erasing: with this probability a rectangle becomes noise."""
+    """Random erasing: probability that a rectangle of an image is replaced by noise. 0: off."""
     mixup: float | None = None
-    """Blend pairs of images and their labels; alpha of the Beta distribution. With cutmix too, half the pairs each."""
+    """Mixup: alpha of the Beta distribution. 0: off. If CutMix is on too, each is applied to half of the pairs."""
     cutmix: float | None = None
-    """Paste a rectangle of one image of a pair into the other; alpha of the Beta distribution."""
+    """CutMix: alpha of the Beta distribution. 0: off."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Where images and labels are, and how they are read."""
+    """Location of images and labels, splits, and decoding."""
 
     data_dir: str | None = None
-    """The folder with the files of a data set that DATA calls by name (cifar10, cifar100, fashion-mnist)."""
+    """Folder with the files of a data set that is given by name (mnist, fashion-mnist, cifar10, cifar100)."""
     image_column: str | None = None
-    """In a manifest, Parquet or Hugging Face data set: the column of images, where there is a doubt."""
+    """Image column of a manifest, Parquet file or Hugging Face data set. Default: detected from the column names."""
     label_column: str | None = None
-    """In a manifest, Parquet or Hugging Face data set: the column of labels, where there is a doubt."""
+    """Label column of a manifest, Parquet file or Hugging Face data set. Default: detected from the column names."""
     val_fraction: float | None = None
-    """How much of the training images to set aside where the data has no split for it; chosen by their number."""
+    """Fraction of the training images held out for validation, when the data has no validation split. Default: 5% to
+    20%, depending on the number of images. 0: train without validation."""
+    test_fraction: float | None = None
+    """Fraction of the training images held out for testing, when the data has no test split. Default: as large as the
+    validation split if that is held out too and there are at least 100 images, otherwise 0. 0: no test split."""
     split_seed: int = 0
-    """Draws that split."""
+    """Random seed of the held-out validation and test splits."""
     max_bad: float = 0.01
-    """The share of images that may be unreadable; more stop the run when the data is checked."""
+    """Maximum fraction of unreadable images. With more, training stops with an error before the first step."""
     hold: Literal["auto", "always", "never"] = "auto"
-    """Decode once and keep all images on the device as uint8: if they fit, always, never."""
+    """Decode all images once and cache them on the device as uint8. auto: if they fit into memory."""
     workers: int | None = None
-    """Processes that decode. Batches do not depend on their number; chosen by cores and data."""
+    """Number of worker processes that decode images. Default: one per CPU core, up to 16; 0 for images in memory.
+    Batches do not depend on it."""
     balanced: bool = False
-    """Draw every class equally often, however many images it has."""
+    """Sample all classes equally often, regardless of their number of images."""
+    allow_outside_files: bool = False
+    """Allow a manifest, Parquet file or Hugging Face data set to refer to images outside of its folder."""
+    max_pixels: int = 70_000_000
+    """Maximum number of pixels of an image; larger images count as unreadable. Decoding takes about 12 bytes per
+    pixel."""

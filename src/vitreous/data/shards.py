@@ -1,117 +1,121 @@
-"""Tar shards: images with their labels beside them, as WebDataset keeps them, or in folders named after classes."""
+"""Tar shards: images with label files next to them, as in WebDataset, or in folders named after classes."""
 
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from vitreous.data.columns import LABEL, plain
-from vitreous.data.encoded import Encoded, Strings
-from vitreous.data.found import SPLITS, Found, counted, grouped, number_classes, remarks_on
-from vitreous.data.tar_index import NOTES, TarIndex, index_tar
-from vitreous.errors import VitreousError
+from vitreous.data.columns import LABEL_COLUMNS, normalize_column
+from vitreous.data.encoded import EncodedSource, PackedStrings
+from vitreous.data.file_pool import FilePool
+from vitreous.data.labels import encode_labels
+from vitreous.data.raw_dataset import SPLITS, RawDataset, group_by_split, single_file_notes
+from vitreous.data.tar_index import LABEL_SUFFIXES, TarIndex, index_tar
+from vitreous.errors import VitreousError, format_count
+from vitreous.utils.images import check_file_size
 
-Image = tuple[int, int]  # the number of a shard, and that of an image in its index
+ImagePlace = tuple[int, int]  # number of the shard, number of the image in its index
 
 
-class Shards(Encoded):
-    """Images in tars, read by where they lie. Each process opens the tars that it needs, and shares no position."""
+class TarSource(EncodedSource):
+    """Images in tar files, read by offset. The splits of a data set share the open files."""
 
-    def __init__(self, paths: Sequence[str], indices: Sequence[TarIndex], images: Sequence[Image], labels: Tensor):
-        self.paths, self.labels = tuple(paths), labels
-        self.names = Strings(indices[shard].names[i] for shard, i in images)
+    def __init__(self, files: FilePool, indices: Sequence[TarIndex], images: Sequence[ImagePlace], labels: Tensor):
+        self.files, self.labels = files, labels
+        self.names = PackedStrings(indices[shard].names[i] for shard, i in images)
         self.shards = np.array([shard for shard, _ in images], dtype=np.int32)
         self.offsets = np.array([indices[shard].offsets[i] for shard, i in images], dtype=np.int64)
         self.sizes = np.array([indices[shard].sizes[i] for shard, i in images], dtype=np.int64)
-        self._open: dict[int, int] = {}
+        maps = (indices[shard].sparse.get(str(i)) for shard, i in images)
+        self.sparse = {number: spans for number, spans in enumerate(maps) if spans is not None}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return self.files.paths
 
     def name(self, index: int) -> str:
         return f"{self.paths[self.shards[index]]}:{self.names[index]}"
 
-    def stored(self, index: int) -> bytes:
-        size = int(self.sizes[index])
-        data = os.pread(self._descriptor(int(self.shards[index])), size, int(self.offsets[index]))
-        if len(data) < size:
-            raise VitreousError("the tar is shorter than it was when it was opened")
-        return data
-
-    def _descriptor(self, shard: int) -> int:
-        if (held := self._open.get(shard)) is not None:
-            return held
-        opened = os.open(self.paths[shard], os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        if (held := self._open.setdefault(shard, opened)) != opened:  # another thread was faster
-            os.close(opened)
-        return held
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}
-
-    def __del__(self) -> None:
-        for descriptor in self.__dict__.get("_open", {}).values():
-            with suppress(OSError):
-                os.close(descriptor)
+    def read_bytes(self, index: int) -> bytes:
+        index = range(len(self))[index]
+        shard, offset, size = (int(array[index]) for array in (self.shards, self.offsets, self.sizes))
+        check_file_size(size, self.max_pixels)
+        if index not in self.sparse:
+            return self.files.read(shard, offset, size)
+        content = bytearray(size)  # parts that a sparse file does not store are zeros
+        for position, length in self.sparse[index]:
+            content[position : position + length] = self.files.read(shard, offset, length)
+            offset += length
+        return bytes(content)
 
 
-def open_shards(paths: Sequence[Path], name: str) -> Found:
-    by_split = grouped(paths)
-    indices = {split: [index_tar(path) for path in held] for split, held in by_split.items()}
-    notes = remarks_on(paths)
-    if others := sum(index.others for held in indices.values() for index in held):
-        notes.append(f"{counted(others, 'file')} in the tars not images by their names: left out")
-    if any(_beside(index) for held in indices.values() for index in held):
-        parts = {split: _labelled(by_split[split], held) for split, held in indices.items()}
+def open_shards(paths: Sequence[Path], name: str) -> RawDataset:
+    """Open tar shards, with labels from files next to the images or from folder names."""
+    by_split = group_by_split(paths)
+    indices = {split: [index_tar(path) for path in files] for split, files in by_split.items()}
+    notes = single_file_notes(paths)
+    if others := sum(index.others for split_indices in indices.values() for index in split_indices):
+        notes.append(f"{format_count(others, 'file')} in the tars without an image suffix: ignored")
+    if any(_has_label_files(index) for split_indices in indices.values() for index in split_indices):
+        parts = {split: _labels_from_files(by_split[split], indices[split]) for split in indices}
     else:
-        parts = _by_folders(indices)
+        parts = _labels_from_folders(indices)
     parts = {split: part for split, part in parts.items() if part}
     if not parts.get("train"):
-        raise VitreousError("no images in train" if parts else "no images in it")
-    classes, labels = number_classes({split: [label for _, label in part] for split, part in parts.items()})
+        raise VitreousError("no images in train" if parts else "the tars contain no images")
+
+    def where(split: str, number: int) -> str:
+        shard_split = split if split in by_split else "train"
+        shard, image = parts[split][number][0]
+        return f"{by_split[shard_split][shard]}:{indices[shard_split][shard].names[image]}"
+
+    split_labels = {split: [label for _, label in part] for split, part in parts.items()}
+    classes, labels = encode_labels(split_labels, where=where)
+    files = {split: FilePool([str(path) for path in split_paths]) for split, split_paths in by_split.items()}
     sources = {}
     for split, part in parts.items():
-        home = split if split in by_split else "train"
-        held = [str(path) for path in by_split[home]]
-        sources[split] = Shards(held, indices[home], [image for image, _ in part], labels[split])
-    origin = "val shards" if "val" in by_split else "val/ in the tars"
-    return Found(name, classes, sources, notes, origin)
+        shard_split = split if split in by_split else "train"
+        images = [image for image, _ in part]
+        sources[split] = TarSource(files[shard_split], indices[shard_split], images, labels[split])
+    val_origin = "val shards" if "val" in by_split else "val/ in the tars"
+    return RawDataset(name, classes, sources, notes, val_origin)
 
 
-def _key(name: str) -> str:
-    """What the members of one sample share: the path up to the first dot of the file's name."""
+def _sample_key(name: str) -> str:
+    """The common part of the files of a sample: the path up to the first dot of the file name."""
     path = PurePosixPath(name)
     return str(path.parent / path.name.partition(".")[0])
 
 
-def _beside(index: TarIndex) -> bool:
+def _has_label_files(index: TarIndex) -> bool:
     if not index.texts:
         return False
-    keys = {_key(name) for name in index.texts}
-    return any(_key(name) in keys for name in index.names)
+    keys = {_sample_key(name) for name in index.texts}
+    return any(_sample_key(name) in keys for name in index.names)
 
 
-def _labelled(paths: Sequence[Path], indices: Sequence[TarIndex]) -> list[tuple[Image, Any]]:
-    """Every image with the label that stands beside it."""
-    found: list[tuple[Image, Any]] = []
+def _labels_from_files(paths: Sequence[Path], indices: Sequence[TarIndex]) -> list[tuple[ImagePlace, Any]]:
+    """Every image with the label from the file next to it."""
+    images: list[tuple[ImagePlace, Any]] = []
     for shard, index in enumerate(indices):
         labels: dict[str, Any] = {}
-        for suffix in reversed(NOTES):  # a .cls counts for more than a .json, and that for more than a .txt
+        for suffix in reversed(LABEL_SUFFIXES):  # .cls takes precedence over .json, and .json over .txt
             for name, text in index.texts.items():
-                if name.lower().endswith(suffix) and (label := _label(text, suffix)) is not None:
-                    labels[_key(name)] = label
+                if name.lower().endswith(suffix) and (label := _parse_label_file(text, suffix)) is not None:
+                    labels[_sample_key(name)] = label
         for i, name in enumerate(index.names):
-            if (key := _key(name)) not in labels:
-                raise VitreousError(f"{paths[shard]}: {name} has no label: no {key}.cls, .json or .txt that tells one")
-            found.append(((shard, i), labels[key]))
-    if any(isinstance(label, list) for _, label in found):
-        return [(image, label if isinstance(label, list) else [label]) for image, label in found]
-    return found
+            if (key := _sample_key(name)) not in labels:
+                raise VitreousError(f"{paths[shard]}: {name} has no label: no {key}.cls, .json or .txt contains one")
+            images.append(((shard, i), labels[key]))
+    if any(isinstance(label, list) for _, label in images):
+        return [(image, label if isinstance(label, list) else [label]) for image, label in images]
+    return images
 
 
-def _label(text: str, suffix: str) -> Any:
+def _parse_label_file(text: str, suffix: str) -> Any:
     if suffix != ".json":
         return text.strip() or None
     try:
@@ -119,32 +123,35 @@ def _label(text: str, suffix: str) -> Any:
     except (ValueError, RecursionError):
         return None
     if isinstance(value, dict):
-        return next((value[key] for wanted in LABEL for key in value if plain(key) == wanted), None)
+        return next((value[key] for name in LABEL_COLUMNS for key in value if normalize_column(key) == name), None)
     return value
 
 
-def _by_folders(indices: dict[str, list[TarIndex]]) -> dict[str, list[tuple[Image, Any]]]:
-    """Every image with its folder as the label. A folder that holds all others is looked through; splits are known."""
-    listed = [
+def _labels_from_folders(indices: dict[str, list[TarIndex]]) -> dict[str, list[tuple[ImagePlace, Any]]]:
+    """Every image with its folder as label. A folder that contains all images is skipped; splits are detected."""
+    images = [
         (split, (shard, i), PurePosixPath(name).parts[:-1])
-        for split, held in indices.items()
-        for shard, index in enumerate(held)
+        for split, split_indices in indices.items()
+        for shard, index in enumerate(split_indices)
         for i, name in enumerate(index.names)
     ]
     skipped = 0
-    while all(len(folders) > skipped + 1 for *_, folders in listed) and listed:
-        tops = {folders[skipped] for *_, folders in listed}
+    while all(len(folders) > skipped + 1 for *_, folders in images) and images:
+        tops = {folders[skipped] for *_, folders in images}
         if len(tops) > 1 or next(iter(tops)).lower() in SPLITS:
             break
         skipped += 1
-    tops = {folders[skipped].lower() for *_, folders in listed if len(folders) > skipped}
-    within = bool(tops) and tops <= set(SPLITS) and set(indices) == {"train"} and "train" in {SPLITS[t] for t in tops}
-    parts: dict[str, list[tuple[Image, Any]]] = {}
-    for split, image, folders in listed:
-        place = skipped + within
-        if len(folders) <= place:
-            raise VitreousError("images that are in no folder and have no label beside them; expected class/1.jpg, or "
-                                "1.jpg with 1.cls")  # fmt: skip
-        home = SPLITS[folders[skipped].lower()] if within else split
-        parts.setdefault(home, []).append((image, folders[place]))
+    tops = {folders[skipped].lower() for *_, folders in images if len(folders) > skipped}
+    has_splits = (
+        bool(tops) and tops <= set(SPLITS) and set(indices) == {"train"} and "train" in {SPLITS[top] for top in tops}
+    )
+    parts: dict[str, list[tuple[ImagePlace, Any]]] = {}
+    for split, image, folders in images:
+        depth = skipped + has_splits
+        if len(folders) <= depth:
+            raise VitreousError(
+                "images without a class folder and without a label file; expected class/1.jpg, or 1.jpg with 1.cls"
+            )
+        image_split = SPLITS[folders[skipped].lower()] if has_splits else split
+        parts.setdefault(image_split, []).append((image, folders[depth]))
     return parts

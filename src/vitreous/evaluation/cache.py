@@ -10,13 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from vitreous.data.sources import Source
+from vitreous.data.dataset import Source
+from vitreous.errors import VitreousError
 from vitreous.evaluation.features import HEAD
 from vitreous.evaluation.measures import VERSION, Bank, Measure, Method, Settings, check, measure
 from vitreous.evaluation.store import Features, Origin, read_features, write_features
 from vitreous.evaluation.subject import Loading, Parts, Subject
 from vitreous.preprocessing import Preprocessing
-from vitreous.weights.files import dump_json, replacing
+from vitreous.utils.atomic import atomic_file
+from vitreous.utils.json_files import dump_json
+from vitreous.utils.regular_files import read_text
 
 
 def usual_place() -> Path:
@@ -88,17 +91,24 @@ class Cache:
 
 def _read(path: Path) -> Taken | None:
     try:
-        held = json.loads(path.read_text())
+        held = json.loads(read_text(path))
         measures = tuple(Measure.from_json(values) for values in held["measures"])
         return Taken(measures, tuple(held["train_unreadable"]), tuple(held["test_unreadable"]))
-    except (OSError, ValueError, KeyError, TypeError):  # whatever is wrong with it: it is made anew
-        return None
+    except (
+        VitreousError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):
+        return None  # whatever is wrong with it: it is made anew
 
 
 def _write(path: Path, taken: Taken) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with atomic_file(path) as temporary:
         dump_json(
             temporary,
             {

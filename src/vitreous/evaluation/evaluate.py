@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.data.dataset import Source
 from vitreous.data.loading import EvalLoader
-from vitreous.data.sources import Source
 from vitreous.errors import VitreousError
 from vitreous.evaluation.matching import Match
 from vitreous.evaluation.metrics import Result, Scores
-from vitreous.evaluation.real import RealResult, RealScores
+from vitreous.evaluation.real_labels import RealResult, RealScores
 from vitreous.evaluation.subject import Loading, Subject, Tick
 from vitreous.preprocessing import Preprocessing
+from vitreous.utils.torch_settings import default_modes
 
 
 class Watcher(Protocol):
@@ -35,7 +36,7 @@ def score(
     tick: Tick = lambda images: None,
 ) -> None:
     """Add the loader's images to the scores. `model` is in evaluation mode; `loss` gives one number for each image."""
-    normalise = loader.prepare.preprocessing.normalise
+    normalise = loader.transform.preprocessing.normalise
     for pixels, labels, indices in loader:
         logits = model(normalise(pixels)).float()
         losses = loss(logits, labels)
@@ -60,6 +61,7 @@ class Evaluation:
         return self.result.images / self.seconds
 
 
+@default_modes()
 def evaluate(
     subject: Subject,
     source: Source,

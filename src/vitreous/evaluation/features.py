@@ -50,7 +50,7 @@ def feature_batches(
     """
     model.eval()
     parameter = next(model.parameters())
-    normalise = loader.prepare.preprocessing.normalise
+    normalise = loader.transform.preprocessing.normalise
     look = _look(model, layer)
     for pixels, truths, indices in loader:
         yield look(normalise(pixels.to(parameter.device)).to(parameter.dtype)).float(), truths, indices

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.found import listed
-from vitreous.data.sources import Source
-from vitreous.errors import VitreousError
+from vitreous.data.dataset import Source
+from vitreous.errors import VitreousError, summarize_names
+from vitreous.utils.regular_files import read_text
 from vitreous.weights.labels import imagenet1k, imagenet1k_synonyms, imagenet1k_wordnet_ids
 
 Places = tuple[int | None, ...]
@@ -67,12 +67,13 @@ class Relabelled(Source):
 def match(data: Sequence[str], labels: Sequence[str] | None, classes: int) -> Match:
     """By the first of these rules that places every class of the data: the same names; names that differ in case,
     spaces and punctuation alone; ImageNet-1k's WordNet ids and names; numbers, where the data counts 0, 1, 2... up to
-    exactly the classes of the model. `labels`: of the model; None: it has no names."""
+    exactly the classes of the model and the model does not use these numbers as names. `labels`: of the model; None: it
+    has no names."""
     for rule, find in RULES:
         places = find(data, labels, classes)
         found = [place for place in places if place is not None]
         if len(found) == len(data) and len(set(found)) == len(found):
-            return Match(tuple(found), rule)
+            return Match(tuple(found), rule + _names_that_are_numbers(data, found))
     raise VitreousError(_why_not(data, labels, classes))
 
 
@@ -90,7 +91,18 @@ def _imagenet(data: Sequence[str], labels: Sequence[str] | None, classes: int) -
 
 def _numbers(data: Sequence[str], labels: Sequence[str] | None, classes: int) -> Places:
     numbers = tuple(int(name) if re.fullmatch("[0-9]+", name) else None for name in data)
-    return numbers if len(data) == classes and set(numbers) == set(range(classes)) else (None,) * len(data)
+    counted = len(data) == classes and set(numbers) == set(range(classes))
+    # A number that is also the name of a class may mean either: "1" among the labels "1", "2", "3" is the first.
+    names = any(place is not None for place in _similar_names(data, labels, classes))
+    return numbers if counted and not names else (None,) * len(data)
+
+
+def _names_that_are_numbers(data: Sequence[str], places: Sequence[int]) -> str:
+    """What to add to the rule where names are numbers, and data and model list them in another order."""
+    for name, place in zip(data, places, strict=True) if list(places) != list(range(len(data))) else ():
+        if re.fullmatch("[0-9]+", name) and int(name) != place:
+            return f"; they are numbers, and taken as names: {name!r} is the model's class at index {place}"
+    return ""
 
 
 RULES: tuple[tuple[str, Callable[[Sequence[str], Sequence[str] | None, int], Places]], ...] = (
@@ -110,7 +122,9 @@ def _placed(data: Sequence[str], labels: Sequence[str], key: Callable[[str], Any
 
 
 def simple(name: str) -> str:
-    return re.sub(r"[\W_]+", "", name.casefold())
+    """Without case, spaces and punctuation; but 1.0 is not 10."""
+    apart = re.sub(r"(?<=\d)[\W_]+(?=\d)", " ", name.casefold())
+    return re.sub(r"[^\w ]+|_+|(?<!\d) +| +(?!\d)", "", apart)
 
 
 def imagenet_class(name: str) -> int | None:
@@ -144,17 +158,18 @@ def imagenet_places(labels: Sequence[str] | None, classes: int) -> tuple[int, ..
 
 
 def _why_not(data: Sequence[str], labels: Sequence[str] | None, classes: int) -> str:
-    ask = "say which is which with --classes MAP.json or MAP.csv (the data's class, then the model's name or number)"
-    theirs = f"{classes:,} without names" if labels is None else f"{classes:,}: {listed(labels, 3)}"
+    ask = "say which is which with --classes MAP.json or MAP.csv (the data's class, then the model's name or index)"
+    theirs = f"{classes:,} without names" if labels is None else f"{classes:,}: {summarize_names(labels, 3)}"
     best = max((_similar_names(data, labels, classes), _imagenet(data, labels, classes)), key=_how_many)
     lost = [name for name, place in zip(data, best, strict=True) if place is None]
     found = (
-        f"{listed(lost, 3)} not among them"
+        f"{summarize_names(lost, 3)} not among them"
         if lost and labels is not None and _how_many(best)
         else "no rule places them"
     )
     return (
-        f"classes do not match: the data's are {len(data):,}: {listed(data, 3)}; the model's {theirs}; {found}: {ask}"
+        f"classes do not match: the data's are {len(data):,}: {summarize_names(data, 3)}; the model's {theirs};"
+        f" {found}: {ask}"
     )
 
 
@@ -166,47 +181,72 @@ def _how_many(places: Places) -> int:
 
 
 def read_match(path: Path, data: Sequence[str], labels: Sequence[str] | None, classes: int) -> Match:
-    """A JSON object from the data's classes to names or numbers of the model's, or a CSV of two columns like it."""
+    """A JSON object from the data's classes to the model's, or a CSV of two columns like it.
+
+    In JSON a number is the index of a class and a string is its name. A CSV does not tell them apart: digits are an
+    index if the model has no class of that name, and refused where they could be either.
+    """
     try:
-        pairs = dict(_pairs(path))
-    except (OSError, ValueError, csv.Error) as error:
+        entries = _pairs(path)
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise VitreousError(f"{path}: this map cannot be read ({error})") from error
+    pairs = dict(entries)
+    if repeated := [name for name, times in Counter(name for name, _ in entries).items() if times > 1]:
+        raise VitreousError(f"{path}: the map has several entries for {summarize_names(repeated)}")
     if missing := [name for name in data if name not in pairs]:
-        raise VitreousError(f"{path}: the map says nothing of {listed(missing)}")
+        raise VitreousError(f"{path}: the map says nothing of {summarize_names(missing)}")
     places = []
     for name in data:
-        place = _place(pairs[name], labels, classes)
+        value = pairs[name]
+        place = _place(path, value, labels, classes)
         if place is None:
-            raise VitreousError(
-                f"{path}: {name!r} is to be {pairs[name]!r}, and the model has no class of that name or number"
-            )
+            what = "index" if isinstance(value, int) else "name" if _is_json(path) else "name or index"
+            hint = "; an index is written without quotes" if what == "name" and str(value).isdigit() else ""
+            raise VitreousError(f"{path}: {name!r} is to be {value!r}, and the model has no class of that {what}{hint}")
         places.append(place)
     if twice := [place for place, times in Counter(places).items() if times > 1]:
         names = [name for name, place in zip(data, places, strict=True) if place == twice[0]]
-        raise VitreousError(f"{path}: {listed(names)} are one class of the model: they could not be told apart")
+        raise VitreousError(
+            f"{path}: {summarize_names(names)} are one class of the model: they could not be told apart"
+        )
     return Match(tuple(places), f"by {path.name}")
 
 
-def _pairs(path: Path) -> Iterable[tuple[str, str]]:
-    text = path.read_text(encoding="utf-8-sig")
-    if path.suffix.lower() == ".json":
-        held = json.loads(text)
-        if not isinstance(held, dict):
+def _is_json(path: Path) -> bool:
+    return path.suffix.lower() == ".json"
+
+
+def _pairs(path: Path) -> list[tuple[str, str | int]]:
+    text = read_text(path)
+    if _is_json(path):
+        held = json.loads(text, object_pairs_hook=tuple)  # an object with its repeated keys
+        if not isinstance(held, tuple):
             raise ValueError("expected an object of names")
-        return [(str(name), str(value)) for name, value in held.items()]
+        for name, value in held:
+            if type(value) not in (int, str):
+                raise ValueError(f"expected the name or the index of a class for {name!r}, found {json.dumps(value)}")
+        return list(held)
     rows = [row for row in csv.reader(text.splitlines()) if row]
     if wrong := next((row for row in rows if len(row) != 2), None):
         raise ValueError(f"expected two columns, found {wrong}")
     return [(name.strip(), value.strip()) for name, value in rows]
 
 
-def _place(value: str, labels: Sequence[str] | None, classes: int) -> int | None:
+def _place(path: Path, value: str | int, labels: Sequence[str] | None, classes: int) -> int | None:
+    if isinstance(value, int):
+        return value if 0 <= value < classes else None
     if labels is not None and value in labels:
         if list(labels).count(value) > 1:
             raise VitreousError(
-                f"{value!r} is the name of {list(labels).count(value)} classes of the model: give a number"
+                f"{path}: {value!r} is the name of {list(labels).count(value)} classes of the model: give an index"
             )
-        return list(labels).index(value)
-    if re.fullmatch("[0-9]+", value):
+        place = list(labels).index(value)
+        if not _is_json(path) and re.fullmatch("[0-9]{1,18}", value) and int(value) < classes and int(value) != place:
+            raise VitreousError(
+                f"{path}: {value} could be the class of that name (index {place}) or of that index (named"
+                f" {labels[int(value)]!r}): write the map in JSON, with names in quotes and indices without"
+            )
+        return place
+    if not _is_json(path) and re.fullmatch("[0-9]{1,18}", value):
         return int(value) if int(value) < classes else None
     return _placed([value], labels or (), imagenet_class)[0]

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.splitting import split
+from vitreous.data.splits import stratified_split
 from vitreous.errors import VitreousError
 from vitreous.evaluation import knn, probe
 from vitreous.evaluation.fewshot import check_features, check_shots, fewshot
+from vitreous.utils.limits import check_count
 
 Method = Literal["fewshot", "knn", "probe"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -34,8 +35,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, values in (("shots", self.shots), ("neighbours", self.neighbours), ("seeds", (self.seeds,))):
-            if not values or min(values) < 1:
+            if not values:
                 raise VitreousError(f"{name} = {values}: must be 1 or more")
+            for value in values:
+                check_count(name, value)
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ def learn_and_judge(labels: Tensor, settings: Settings, seed: int) -> tuple[Tens
     labels = labels.cpu()
     if (number := settings.development) is None:
         share = 0.2 if len(labels) <= FEW else min(0.1, MOST_JUDGES / len(labels))
-        learn, judge = split(labels, share, seed)
+        learn, judge = stratified_split(labels, share, seed)
     else:
         if not 0 < number < len(labels):
             raise VitreousError(f"development = {number}: there are {len(labels)} training images to take that from")

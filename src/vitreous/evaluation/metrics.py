@@ -53,6 +53,11 @@ class Result:
     invalid: int = 0  # images for which the model said NaN; they count as wrong, and as no answer
     calibration: float | None = None  # expected calibration error: how far confidence is from being right, on average
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% confidence interval of `top1`, by how many images it was measured on; None for several labels."""
+        return None if self.top1 is None else wilson(self.top1, self.images)
+
     def summary(self) -> dict[str, float]:
         numbers = {name: getattr(self, name) for name in ("loss", "top1", "top5", "balanced", "map")}
         return {name: value for name, value in numbers.items() if value is not None}
@@ -61,19 +66,45 @@ class Result:
         """For `json.dumps`. JSON has no NaN: a loss that is not finite becomes None."""
         values = asdict(self)
         values["loss"] = self.loss if math.isfinite(self.loss) else None
+        values["interval"] = self.interval
         values["per_class"] = [asdict(score) for score in self.per_class]
         values["confusion"] = None if self.confusion is None else [list(row) for row in self.confusion]
         return values
 
 
+def wilson(share: float, images: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's score interval for a share of so many images. Unlike the normal approximation it stays within 0..1, and
+    is not empty where all images are right."""
+    if not images:
+        return 0.0, 1.0
+    middle = share + z * z / (2 * images)
+    half = z * math.sqrt(share * (1 - share) / images + (z / (2 * images)) ** 2)
+    scale = 1 + z * z / images
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def percentages(interval: tuple[float, float]) -> str:
+    """The interval for people: 40.1 to 68.9%."""
+    low, high = interval
+    return f"{100 * low:.1f} to {100 * high:.1f}%"
+
+
 def result_from_json(values: dict[str, Any]) -> Result:
-    """What `Result.to_json` gave."""
-    values = dict(values)
-    values["loss"] = math.nan if values["loss"] is None else values["loss"]
-    values["per_class"] = tuple(ClassScore(**score) for score in values["per_class"])
-    confusion = values["confusion"]
-    values["confusion"] = None if confusion is None else tuple(tuple(row) for row in confusion)
-    return Result(**values)
+    """What `Result.to_json` gave. A VitreousError if it is something else, since files can be damaged."""
+    try:
+        values = {name: value for name, value in values.items() if name != "interval"}
+        values["loss"] = math.nan if values["loss"] is None else values["loss"]
+        values["per_class"] = tuple(ClassScore(**score) for score in values["per_class"])
+        confusion = values["confusion"]
+        values["confusion"] = None if confusion is None else tuple(tuple(row) for row in confusion)
+        result = Result(**values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise VitreousError(f"not the result of an evaluation ({error})") from error
+    own = [value for name, value in vars(result).items() if name not in ("per_class", "confusion")]
+    rows = [own, *(vars(score).values() for score in result.per_class), *(result.confusion or ())]
+    if not all(value is None or type(value) in (int, float) for row in rows for value in row):
+        raise VitreousError("not the result of an evaluation (a value is not a number)")
+    return result
 
 
 class Scores:
@@ -179,6 +210,7 @@ class Scores:
         self._add_confidence(logits.float(), first, valid)
 
     def _add_confidence(self, logits: Tensor, right: Tensor, valid: Tensor) -> None:
+        logits = logits.nan_to_num()  # an infinite logit is certain, and would make softmax NaN
         probabilities = logits.sigmoid() if self.sigmoid else logits.softmax(1)
         confidence = torch.where(valid, probabilities.amax(1), 0.0).double()
         bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)

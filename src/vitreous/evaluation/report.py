@@ -7,23 +7,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.sources import DataSet
+from vitreous.data.dataset import DataSet
+from vitreous.data.digests import image_digests
 from vitreous.errors import VitreousError
 from vitreous.evaluation.cache import Cache
 from vitreous.evaluation.evaluate import Evaluation, check_head, evaluate
 from vitreous.evaluation.matching import Match, match, read_match
 from vitreous.evaluation.measures import Measure, Method, Settings, check
-from vitreous.evaluation.real import read_real
-from vitreous.evaluation.subject import Bar, Loading, Subject, learn_and_measure, measured_split, no_bar
+from vitreous.evaluation.real_labels import read_real
+from vitreous.evaluation.subject import (
+    Bar,
+    Loading,
+    Subject,
+    images_to_measure,
+    learn_and_measure,
+    no_bar,
+    warnings_for,
+)
 from vitreous.preprocessing import Preprocessing
-from vitreous.weights.known import labels_of
+from vitreous.weights.model_info import labels_of
 
 
 @dataclass(frozen=True)
 class Question:
     """What is asked of a model."""
 
-    split: str | None = None  # None: test, else val, else all images
+    split: str | None = None  # None: test, else val, else all images that the model has not seen in training
     sizes: tuple[int, ...] = ()  # none: the model's own
     methods: tuple[Method, ...] = ()  # that measure its features
     settings: Settings = field(default_factory=Settings)
@@ -43,6 +52,8 @@ class Report:
     shown: list[Preprocessing]
     matched: Match | None  # None: the head was not scored, because of this:
     why_not: str = ""
+    left_out: str = ""  # images that were left out because the model has seen them in training
+    warnings: tuple[str, ...] = ()  # images that it has seen in training, and that are measured on all the same
     learnt: str = ""  # what features were learnt from and measured on
     unreadable: list[str] = field(default_factory=list)  # images that features could not be made of
     scores: list[Evaluation] = field(default_factory=list)
@@ -66,7 +77,13 @@ class Report:
         return {
             "split": self.split,
             "images": self.images,
-            "model": {"name": self.subject.name, "content_hash": self.subject.digest},
+            "left_out": self.left_out or None,
+            "warnings": list(self.warnings),
+            "model": {
+                "name": self.subject.name,
+                "content_hash": self.subject.digest,
+                "selection": self.subject.selection,
+            },
             "preprocessing": [one.to_json() for one in self.shown],
             "classes": None if self.matched is None else self.matched.rule,
             "not_scored": self.why_not or None,
@@ -94,10 +111,12 @@ def report(
     subject: Subject, data: DataSet, question: Question, loading: Loading, cache: Cache, bar: Bar = no_bar
 ) -> Report:
     """Score the head and measure the features. Where features are asked for, a head that cannot be scored is told."""
-    part, images = measured_split(data, question.split)
+    measured = images_to_measure(data, subject, question.split, bar)
+    images = measured.images
     shown = [subject.shown(size) for size in question.sizes or (None,)]
     labels, classes = labels_of(subject.model), subject.model.config.num_classes
-    found = Report(part, len(images), subject, data.classes, labels, shown, None)
+    found = Report(measured.split, len(images), subject, data.classes, labels, shown, None)
+    found.left_out, found.warnings = measured.left_out, measured.warnings
     try:
         check_head(subject)
         found.matched = _match(question, data.classes, labels, classes)
@@ -129,6 +148,9 @@ def _match(question: Question, data: Sequence[str], labels: tuple[str, ...] | No
 
 def _measure(found: Report, data: DataSet, question: Question, loading: Loading, cache: Cache, bar: Bar) -> None:
     parts = learn_and_measure(data, question.split)
+    seen = image_digests(parts.test) if found.subject.seen is not None else None
+    told = (f"features: {text}" for text in warnings_for(found.subject, seen))
+    found.warnings = (*found.warnings, *told)
     check(question.methods, parts.train.labels, parts.test.labels, parts.classes, question.settings, parts.name)
     for one in found.shown:
         with bar(f"features at {pixels(one)}", len(parts.train) + len(parts.test)) as tick:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,14 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.data.fingerprint import fingerprint
-from vitreous.data.sources import Source, Subset
+from vitreous.data.dataset import Source, Subset
+from vitreous.data.fingerprint import source_fingerprint
 from vitreous.errors import VitreousError
 from vitreous.evaluation.features import HEAD, check_layer, feature_batches
 from vitreous.evaluation.subject import Loading, Subject
 from vitreous.preprocessing import Preprocessing
-from vitreous.weights.files import Mapped, dump_json, replacing, write_tensors
-from vitreous.weights.known import digest
+from vitreous.utils.atomic import atomic_file, check_output, replace_folder
+from vitreous.utils.json_files import dump_json
+from vitreous.utils.regular_files import read_text
+from vitreous.utils.temporary_files import remove_matching
+from vitreous.weights.containers import write_tensors
+from vitreous.weights.model_info import tensors_digest
+from vitreous.weights.safetensors_file import SafetensorsFile
 
 SHARD = 4096  # images
 ABOUT = "features.json"
@@ -45,14 +50,14 @@ class Origin:
     layer: int
     preprocessing: dict[str, Any]
     precision: str
-    version: int = 1
+    version: int = 2
 
     @classmethod
     def of(
         cls, subject: Subject, source: Source, preprocessing: Preprocessing, loading: Loading, layer: int = HEAD
     ) -> Origin:
         shown = preprocessing.to_json()
-        return cls(subject.digest, fingerprint(source), layer, shown, loading.precision)
+        return cls(subject.digest, source_fingerprint(source), layer, shown, loading.precision)
 
     @property
     def key(self) -> str:
@@ -77,7 +82,7 @@ class Features:
     about: dict[str, Any]  # the names of the model and of the data, the classes
 
 
-def write_features(
+def write_features(  # noqa: PLR0913 (what features depend on, and where they go)
     subject: Subject,
     source: Source,
     folder: Path,
@@ -86,11 +91,56 @@ def write_features(
     layer: int = HEAD,
     about: dict[str, Any] | None = None,
     tick: Callable[[int], None] = lambda images: None,
+    *,
+    overwrite: bool = False,
 ) -> Origin:
-    """Make the shards that are not there yet. What is there and whole is kept; another model's is an error."""
+    """Make the shards that are not there yet. Whole ones of the same origin are kept.
+
+    Features of another origin in the folder are an error. With `overwrite` they stay until all new ones are made, which
+    are kept in a folder beside it meanwhile: the same call continues there after an interruption.
+    """
     check_layer(subject.model, layer)
     origin = Origin.of(subject, source, preprocessing, loading, layer)
-    _claim(folder, origin, len(source), {"model": subject.name, **(about or {})})
+    about = {"model": subject.name, **(about or {})}
+    if not (overwrite and _is_of_another(folder, origin)):
+        _write_shards(subject, source, folder, (origin, preprocessing, loading), about, tick)
+        return origin
+    check_output(folder, overwrite, _contents)
+    beside = folder.absolute().with_name(f".{folder.name}.new")
+    if _is_of_another(beside, origin):
+        shutil.rmtree(beside)
+    _write_shards(subject, source, beside, (origin, preprocessing, loading), about, tick)
+    check_output(folder, overwrite, _contents)
+    replace_folder(beside, folder)
+    return origin
+
+
+def _is_of_another(folder: Path, origin: Origin) -> bool:
+    """Whether there are features of another origin, or damaged ones."""
+    if not (folder / ABOUT).exists():
+        return False
+    try:
+        return bool(origin.differences(_about(folder)[0]))
+    except VitreousError:
+        return True
+
+
+def _contents(folder: Path) -> list[str]:
+    """The names of what `write_features` has written there."""
+    patterns = ("features-*.safetensors", ".features*.tmp")
+    return [ABOUT, *(path.name for pattern in patterns for path in folder.glob(pattern))]
+
+
+def _write_shards(
+    subject: Subject,
+    source: Source,
+    folder: Path,
+    how: tuple[Origin, Preprocessing, Loading],
+    about: dict[str, Any],
+    tick: Callable[[int], None],
+) -> None:
+    origin = how[0]
+    _claim(folder, origin, len(source), about)
     missing = []
     for number, (start, stop) in enumerate(_spans(len(source))):
         if _whole(_shard(folder, number), origin, start, stop):
@@ -99,11 +149,10 @@ def write_features(
             missing.append((number, start, stop))
     try:
         if missing:
-            _make(subject, source, folder, (origin, preprocessing, loading), missing, tick)
+            _make(subject, source, folder, how, missing, tick)
     except VitreousError:
         _unclaim(folder)
         raise
-    return origin
 
 
 def _make(
@@ -157,11 +206,11 @@ def _flush(
         "origin": origin.key,
         "start": start,
         "stop": stop,
-        "digest": digest(tensors),
         "names": [source.name(int(index)) for index in indices[:own]],
-        "unreadable": {index: reason for index, reason in unreadable.items() if start <= index < stop},
+        "unreadable": {str(index): reason for index, reason in unreadable.items() if start <= index < stop},
     }
-    write_tensors(_shard(folder, number), tensors, {"format": "pt", KEY: json.dumps(told)})
+    held = json.dumps({**told, "digest": _digest(tensors, told)})
+    write_tensors(_shard(folder, number), tensors, {"format": "pt", KEY: held})
     return [(rows[own:].clone(), labels[own:], indices[own:])] if own < len(rows) else []
 
 
@@ -184,20 +233,20 @@ def _read(
     path = _shard(folder, number)
     if not _whole(path, origin, *span):
         raise VitreousError(f"{path}: this part of the features is missing or damaged; the same command makes it again")
-    held = Mapped(path)
+    held = SafetensorsFile(path)
     features, labels, indices = (held[name].clone() for name in ("features", "labels", "indices"))
     return (features, labels, indices), json.loads(held.metadata[KEY])
 
 
 def _about(folder: Path) -> tuple[Origin, int, dict[str, Any]]:
     try:
-        held = json.loads((folder / ABOUT).read_text())
+        held = json.loads(read_text(folder / ABOUT))
         return Origin(**held["origin"]), int(held["images"]), dict(held["about"])
     except OSError as error:
         raise VitreousError(f"{folder}: no features here ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise VitreousError(
-            f"{folder / ABOUT} is damaged ({error}); remove the folder, and make the features again"
+            f"{folder / ABOUT} is damaged ({error}); remove the folder and make the features again, or use --overwrite"
         ) from error
 
 
@@ -205,18 +254,21 @@ def _claim(folder: Path, origin: Origin, images: int, about: dict[str, Any]) -> 
     """The folder is for features of this origin: it says so before there are any."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        remove_matching(folder, ".features*.tmp")
         taken = any(not path.name.startswith(".") for path in folder.iterdir())
     except OSError as error:
         raise VitreousError(f"{folder}: features cannot be written there ({error.strerror})") from error
     if (folder / ABOUT).exists():  # looked at last: another process may be about to claim the same
         held, _, _ = _about(folder)
         if differences := origin.differences(held):
-            raise VitreousError(f"{folder}: there are features of {'; of '.join(differences)}; name another folder")
+            kind = "; of ".join(differences)
+            raise VitreousError(
+                f"{folder}: there are features of {kind}; name another folder, or replace them with --overwrite"
+            )
         return
     if taken:
         raise VitreousError(f"{folder}: not empty, and what is in it are no features; name another folder")
-    with replacing(folder / ABOUT) as temporary:
+    with atomic_file(folder / ABOUT) as temporary:
         dump_json(temporary, {"origin": asdict(origin), "images": images, "about": about})
 
 
@@ -228,24 +280,6 @@ def _unclaim(folder: Path) -> None:
             folder.rmdir()
 
 
-def _sweep(folder: Path) -> None:
-    """What a process that was killed left unfinished is of no use to anybody."""
-    for path in folder.glob(".features*.tmp"):
-        number = path.name.split(".")[-2]
-        if number.isdigit() and not _alive(int(number)):
-            path.unlink(missing_ok=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    return True
-
-
 def _spans(images: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + SHARD, images)) for start in range(0, images, SHARD))
 
@@ -254,19 +288,22 @@ def _shard(folder: Path, number: int) -> Path:
     return folder / f"features-{number:05d}.safetensors"
 
 
+def _digest(tensors: dict[str, Tensor], told: dict[str, Any]) -> str:
+    """Of all that a shard holds: its tensors, and what its header says of them, names and reasons too."""
+    text = json.dumps({**told, "tensors": tensors_digest(tensors)}, sort_keys=True)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def _whole(path: Path, origin: Origin, start: int, stop: int) -> bool:
     """Whether a shard is there, of this origin, and every byte of it as it was written."""
     if not path.exists():
         return False
     try:
-        held = Mapped(path)
+        held = SafetensorsFile(path)
         told = json.loads(held.metadata[KEY])
+        written = told.pop("digest")
         tensors = {name: held[name] for name in ("features", "labels", "indices")}
-        return (told["origin"], told["start"], told["stop"], told["digest"]) == (
-            origin.key,
-            start,
-            stop,
-            digest(tensors),
-        )
-    except (VitreousError, OSError, ValueError, KeyError, TypeError):
+        found = (told["origin"], told["start"], told["stop"], written)
+        return found == (origin.key, start, stop, _digest(tensors, told))
+    except (VitreousError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False

@@ -5,27 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vitreous.data.loading import EvalLoader, Prepare, Survey
-from vitreous.data.opening import open_data
-from vitreous.data.options import Reading
-from vitreous.data.sources import DataSet, Source, Subset
-from vitreous.data.splitting import split, usual_fraction
+from vitreous.data.dataset import DataSet, Source, Subset
+from vitreous.data.digests import image_digests
+from vitreous.data.loading import EvalLoader
+from vitreous.data.scan import ScanResult
+from vitreous.data.transforms import EvalTransform
 from vitreous.errors import VitreousError
-from vitreous.fast.running import Precision, at_work
+from vitreous.evaluation.training_images import SeenImages, seen_by, selection_of
+from vitreous.fast.accelerate import Precision, at_work
 from vitreous.models import zoo
 from vitreous.models.checks import pair
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
-from vitreous.preprocessing import Preprocessing, plain
-from vitreous.weights.known import content_hash, preprocessing_of
-from vitreous.weights.load import MAIN, load
+from vitreous.preprocessing import Preprocessing, default_preprocessing
+from vitreous.utils.limits import MAX_WORKERS, check_count
+from vitreous.utils.torch_settings import default_modes
+from vitreous.weights.checkpoint_files import WEIGHT_FILES
+from vitreous.weights.load import load
+from vitreous.weights.model_info import content_hash, preprocessing_of
 
 RANDOM = "random:"
 Tick = Callable[[int], None]  # so many images more are done
@@ -43,6 +47,8 @@ class Subject:
     name: str
     model: VisionTransformer | BiT
     notes: tuple[str, ...] = ()
+    seen: SeenImages | None = None  # the images of its training run, where that is known
+    selection: str = "drawn at random"  # how its weights were selected, in words
 
     @cached_property
     def digest(self) -> str:
@@ -72,17 +78,18 @@ def open_subject(
     text = os.fsdecode(source)
     if not text.startswith(RANDOM):
         model = load(source, heads=heads, device=device, preprocessing=preprocessing)
-        return Subject(short_name(text), model, tuple(model.report.notes) if model.report else ())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        notes = tuple(model.report.notes) if model.report else ()
+        return Subject(short_name(text), model, notes, seen_by(source), selection_of(source))
+    with torch.random.fork_rng(devices=[]), default_modes():
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU too
         model = zoo.create(text.removeprefix(RANDOM)).to(device)
-    model.preprocessing = plain(model.config.image_size, model.config.channels)
+    model.preprocessing = default_preprocessing(model.config.image_size, model.config.channels)
     return Subject(text, model.eval())
 
 
 def short_name(source: str) -> str:
     path = Path(source)
-    if path.name in MAIN and path.parent.name:
+    if path.name in WEIGHT_FILES and path.parent.name:
         return path.parent.name
     return path.name.removesuffix(path.suffix) if path.suffix in (".safetensors", ".npz", ".pth", ".pt") else path.name
 
@@ -102,43 +109,112 @@ class Parts:
     notes: tuple[str, ...] = ()
 
 
-def open_whole(data: str | os.PathLike[str], reading: Reading = Reading()) -> DataSet:  # noqa: B008 (it is frozen)
-    """The data with the splits of its own and no other."""
-    opened = open_data(data, replace(reading, val_fraction=0.0))
-    return replace(opened, notes=tuple(note for note in opened.notes if not note.startswith("val_fraction")))
+@dataclass(frozen=True)
+class Measured:
+    """The images that a model's answers are measured on."""
+
+    split: str  # train, val, test, all; or unseen: those of all that the model has not seen in training
+    images: Source
+    left_out: str = ""  # which images were left out because the model has seen them, in words
+    warnings: tuple[str, ...] = ()  # images that the model has seen and that are measured on all the same
 
 
 def measured_split(data: DataSet, wanted: str | None = None) -> tuple[str, Source]:
-    """The split of that name; or test, or else val, or else all there is, which is then called `all`."""
-    if wanted is not None:
-        if wanted not in data.splits:
-            raise VitreousError(
-                f"{data.name}: there is no {wanted} split; it has {' and '.join(data.splits)} (--split)"
-            )
-        return wanted, data.splits[wanted]
-    found = next((name for name in ("test", "val") if name in data.splits), None)
-    return ("all", data.train) if found is None else (found, data.splits[found])
+    """The split of that name. By default the data's own test split, or else its own val split, or else all images,
+    which are then called `all`."""
+    own = data.stored_splits
+    if wanted is None:
+        wanted = next((name for name in ("test", "val") if name in own), "all")
+    if wanted == "all" and list(own) == ["train"]:
+        return "all", own["train"]
+    if wanted not in data.splits:
+        more = ", or all" if list(own) == ["train"] else ""
+        raise VitreousError(
+            f"{data.name}: there is no {wanted} split; it has {' and '.join(data.splits)}{more} (--split)"
+        )
+    return wanted, data.splits[wanted]
+
+
+def images_to_measure(data: DataSet, subject: Subject, wanted: str | None = None, bar: Bar = no_bar) -> Measured:
+    """The images of a split; where the data has no splits of its own, those that the model has not seen in training.
+
+    Images are compared by content, so that it does not matter where they lie now. What was asked for by name, and a
+    split of the data's own, is measured as it is, with a warning if the model has seen some of it.
+    """
+    name, source = measured_split(data, wanted)
+    if subject.seen is None:
+        return Measured(name, source)
+    with bar(f"comparing {data.name} with the images of the run", len(source)) as tick:
+        found = image_digests(source, tick)
+    trained = subject.seen.trained(found)
+    selected = subject.seen.selected(found) & ~trained
+    if wanted is None and name == "all":
+        for keep in (~(trained | selected), ~trained):
+            if keep.any() and not keep.all():
+                text = f"{_seen_text(trained & ~keep, selected & ~keep)}, left out"
+                part = Subset(source, keep.nonzero().flatten())
+                return Measured("unseen", part, text, _seen_warnings(trained[keep], selected[keep]))
+    return Measured(name, source, "", _seen_warnings(trained, selected))
+
+
+def _seen_text(trained: Tensor, selected: Tensor) -> str:
+    parts = ((trained, "it was trained with"), (selected, "its weights were selected with"))
+    return " and ".join(f"{int(which.sum()):,} images that {how}" for which, how in parts if which.any())
+
+
+def _seen_warnings(trained: Tensor, selected: Tensor) -> tuple[str, ...]:
+    found = []
+    if count := int(trained.sum()):
+        found.append(
+            f"{count:,} of the {len(trained):,} images that are measured on are TRAINING IMAGES of this model (compared"
+            " by content): the numbers say nothing about new images"
+        )
+    if count := int(selected.sum()):
+        found.append(
+            f"{count:,} of the {len(selected):,} images that are measured on selected these weights (the validation"
+            " images of the run): expect less on new images"
+        )
+    return tuple(found)
 
 
 def learn_and_measure(data: DataSet, wanted: str | None = None) -> Parts:
-    """For measures that learn. Data without splits has a part set aside, of each class its share."""
+    """For measures that learn: on the split of that name, by default test or else val, learnt from all images that are
+    in no split behind `train`, val included where the measure is taken on test."""
     if data.multi_label:
         raise VitreousError(
             f"{data.name}: images with any number of labels; few-shot, k-NN and the probe are for one class each"
         )
-    name, test = measured_split(data, wanted)
-    if name == "train":
-        raise VitreousError(f"{data.name}: what is measured on train cannot be learnt from train; name another --split")
-    if name != "all":
-        return Parts(data.name, data.classes, data.train, test, f"{name} split", tuple(data.notes))
-    fraction = usual_fraction(len(data.train))
-    kept, aside = split(data.train.labels, fraction, 0)
-    if not len(aside):
+    name = wanted or next((name for name in ("test", "val") if name in data.splits), None)
+    if name is None:
+        raise VitreousError(f"{data.name}: no test or val split, and none is set aside (val_fraction, test_fraction)")
+    if name in ("train", "all"):
         raise VitreousError(
-            f"{data.name}: no test or val split, and none to spare for one, since each class has one image"
+            f"{data.name}: what is measured on {name} cannot be learnt from train; name another --split"
         )
-    told = f"{fraction:.0%} of the images, set aside (seed 0), since the data has no test or val split"
-    return Parts(data.name, data.classes, Subset(data.train, kept), Subset(data.train, aside), told, tuple(data.notes))
+    name, test = measured_split(data, name)
+    whole = data.stored_splits["train"]
+    train = data.train
+    if "val" in data.held_out and name != "val":  # what chooses weights in training is free to be learnt from here
+        train = whole if "test" not in data.held_out else _without(whole, data.test)
+    told = f"{name} split"
+    if name in data.held_out:
+        told += f", {100 * len(test) / len(whole):.3g}% of the images set aside, since the data has no {name} split"
+    return Parts(data.name, data.classes, train, test, told, tuple(data.notes))
+
+
+def _without(whole: Source, part: Source | None) -> Source:
+    assert isinstance(part, Subset)
+    kept = torch.ones(len(whole), dtype=torch.bool)
+    kept[part.indices] = False
+    return Subset(whole, kept.nonzero().flatten())
+
+
+def warnings_for(subject: Subject, found: Tensor | None) -> tuple[str, ...]:
+    """What is to be said of a model that is measured on images of these digests."""
+    if subject.seen is None or found is None:
+        return ()
+    trained = subject.seen.trained(found)
+    return _seen_warnings(trained, subject.seen.selected(found) & ~trained)
 
 
 @dataclass(frozen=True)
@@ -151,16 +227,15 @@ class Loading:
     precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise VitreousError(f"batch_size = {self.batch_size}: must be 1 or more")
-        if self.workers is not None and self.workers < 0:
-            raise VitreousError(f"workers = {self.workers}: must be 0 or more")
+        check_count("batch_size", self.batch_size)
+        if self.workers is not None:
+            check_count("workers", self.workers, 0, MAX_WORKERS)
 
     def loader(self, source: Source, preprocessing: Preprocessing, unreadable: dict[int, str]) -> EvalLoader:
         """Every image once; what cannot be read is left out, and noted in `unreadable`."""
-        prepare = Prepare(preprocessing)
+        prepare = EvalTransform(preprocessing)
         return EvalLoader(
-            source, Survey({}), prepare, self.batch_size, self._workers(source), self.device, unreadable=unreadable
+            source, ScanResult({}), prepare, self.batch_size, self._workers(source), self.device, unreadable=unreadable
         )
 
     def running(self, model: VisionTransformer | BiT) -> Callable[[Tensor], Tensor]:

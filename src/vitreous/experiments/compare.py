@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vitreous.data.digests import image_digests
 from vitreous.errors import VitreousError
 from vitreous.evaluation.cache import Cache
 from vitreous.evaluation.measures import Measure, Method, Settings, check
-from vitreous.evaluation.subject import Bar, Loading, Parts, no_bar, open_subject
+from vitreous.evaluation.subject import Bar, Loading, Parts, no_bar, open_subject, warnings_for
 from vitreous.experiments.suite import Suite, Task
+from vitreous.utils.console import printable
+from vitreous.utils.torch_settings import default_modes
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,15 @@ class Comparison:
     suite: str
     models: tuple[str, ...]
     digests: tuple[str, ...]
+    selections: tuple[str, ...]  # how the weights of each model were selected
     rows: tuple[Row, ...]
     told: dict[str, str]  # of each data set: what was learnt from and measured on
     notes: tuple[str, ...] = ()  # what one should know of models and data: what was guessed
+    warnings: tuple[str, ...] = ()  # models that were measured on images which they have seen in training
     unreadable: tuple[str, ...] = ()  # images that were left out, and why
 
     def to_json(self) -> dict[str, Any]:
-        names = zip(self.models, self.digests, strict=True)
+        names = zip(self.models, self.digests, self.selections, strict=True)
         rows = [
             {
                 "group": row.group,
@@ -48,8 +53,8 @@ class Comparison:
             }
             for row in self.rows
         ]
-        models = [{"name": name, "content_hash": digest} for name, digest in names]
-        notes = {"notes": list(self.notes), "unreadable": list(self.unreadable)}
+        models = [{"name": name, "content_hash": digest, "selection": how} for name, digest, how in names]
+        notes = {"notes": list(self.notes), "warnings": list(self.warnings), "unreadable": list(self.unreadable)}
         return {"suite": self.suite, "models": models, "data": self.told, "rows": rows, **notes}
 
     def cells(self) -> list[tuple[str, str, list[str]]]:
@@ -63,6 +68,7 @@ class Comparison:
         return "\n".join(lines) + "\n"
 
 
+@default_modes()
 def compare(
     models: Sequence[str],
     suite: Suite,
@@ -82,19 +88,32 @@ def compare(
     found: list[list[list[Measure]]] = [[] for _ in opened]  # for each data set and model
     told: dict[str, str] = {}
     unreadable: list[str] = []
+    warnings: list[str] = []
     for place, (task, parts) in enumerate(opened):
+        seen = image_digests(parts.test) if any(subject.seen is not None for subject in subjects) else None
         for name, subject in zip(names, subjects, strict=True):
             chosen = task.settings(settings)
+            warnings += (f"{name} on {parts.name}: {text}" for text in warnings_for(subject, seen))
             with bar(f"{name} on {parts.name}", len(parts.train) + len(parts.test)) as tick:
                 taken = cache.measures(subject, parts, methods, chosen, subject.shown(), loading, tick)
             found[place].append(list(taken.measures))
         told[parts.name] = taken.told(parts)  # what cannot be read is the same for every model
         unreadable += dict.fromkeys((*taken.train_unreadable, *taken.test_unreadable))
     rows = _rows(suite, [parts.name for _, parts in opened], found)
-    digests = tuple(subject.digest for subject in subjects)
+    hashes, selections = tuple(one.digest for one in subjects), tuple(one.selection for one in subjects)
     notes = [f"{name}: {note}" for name, subject in zip(names, subjects, strict=True) for note in subject.notes]
     notes += [f"{parts.name}: {note}" for _, parts in opened for note in parts.notes]
-    return Comparison(suite.name, tuple(names), digests, tuple(rows), told, tuple(notes), tuple(unreadable))
+    return Comparison(
+        suite.name,
+        tuple(names),
+        hashes,
+        selections,
+        tuple(rows),
+        told,
+        tuple(notes),
+        tuple(warnings),
+        tuple(unreadable),
+    )
 
 
 def _opened(suite: Suite, methods: Sequence[Method], settings: Settings) -> list[tuple[Task, Parts]]:
@@ -150,4 +169,4 @@ def shown(value: Measure | float) -> str:
 
 
 def _plain(text: str) -> str:
-    return text.replace("|", "\\|")
+    return printable(text).replace("|", "\\|")

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitreous.data.found import listed
+from vitreous.data.dataset import Subset
+from vitreous.data.open_data import open_data
 from vitreous.data.options import Reading
-from vitreous.data.sources import Subset
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, brief, summarize_names
 from vitreous.evaluation.measures import Settings
-from vitreous.evaluation.subject import Parts, learn_and_measure, open_whole
+from vitreous.evaluation.subject import Parts, learn_and_measure
+from vitreous.utils.regular_files import read_text
 
 VTAB = "vtab-1k"  # 1,000 training images; 200 of them to choose by, then all to learn from
 
@@ -34,7 +35,7 @@ class Task:
     reading: Reading = field(default_factory=Reading)
 
     def opened(self) -> Parts:
-        parts = learn_and_measure(open_whole(self.source, self.reading), self.split)
+        parts = learn_and_measure(open_data(self.source, self.reading), self.split)
         if self.name:
             parts = replace(parts, name=self.name)
         if self.images is None:
@@ -68,9 +69,9 @@ class Suite:
         return [(group.name, task) for group in self.groups for task in group.tasks]
 
 
-def of_data(sources: Sequence[str]) -> Suite:
+def of_data(sources: Sequence[str], reading: Reading = Reading()) -> Suite:  # noqa: B008 (it is frozen)
     """The data sets of a command line: one group."""
-    return Suite("", (Group("", tuple(Task(source) for source in sources)),))
+    return Suite("", (Group("", tuple(Task(source, reading=reading) for source in sources)),))
 
 
 def read_suite(path: Path) -> Suite:
@@ -78,8 +79,8 @@ def read_suite(path: Path) -> Suite:
     a name. A table may have `name`, `split`, `images`, `development`, `seed`, `data_dir`, `image_column`,
     `label_column`, and `protocol = "vtab-1k"`: 1,000 images to learn from, of which 200 are chosen by."""
     try:
-        held = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        held = tomllib.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise VitreousError(f"{path}: this suite cannot be read ({error})") from error
     try:
         _known(held, ("name", "group"), "the suite")
@@ -108,7 +109,7 @@ def _task(held: dict[str, Any], folder: Path) -> Task:
     protocol = values.pop("protocol")
     if protocol is not None:
         if protocol != VTAB:
-            raise VitreousError(f"protocol = {protocol!r}: expected {VTAB!r}")
+            raise VitreousError(f"protocol = {brief(protocol)}: expected {VTAB!r}")
         values = {**values, "images": values["images"] or 1000, "development": values["development"] or 200}
     near = folder / values["source"]
     source = str(near) if near.exists() else values["source"]
@@ -128,11 +129,11 @@ def _tables(held: dict[str, Any], name: str, words: str) -> list[dict[str, Any]]
 
 def _known(held: dict[str, Any], names: Sequence[str], what: str) -> None:
     if strange := [name for name in held if name not in names]:
-        raise VitreousError(f"{listed(strange)} of {what} not known; there are {', '.join(names)}")
+        raise VitreousError(f"{summarize_names(strange)} of {what} not known; there are {', '.join(names)}")
 
 
 def _typed(held: dict[str, Any], name: str, kind: type) -> Any:
     value = held.get(name)
     if value is not None and type(value) is not kind:
-        raise VitreousError(f"{name} = {value!r}: expected {'a whole number' if kind is int else 'a text'}")
+        raise VitreousError(f"{name} = {brief(value)}: expected {'a whole number' if kind is int else 'a text'}")
     return value

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitreous.fast.guards import first_derivative_only
+
 FASTEST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -61,6 +63,7 @@ class Gathered(torch.autograd.Function):
         return p.to(y.dtype).transpose(1, 2) @ y
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor]:
         y, asked, p = ctx.saved_tensors
         (dmean,) = outputs
@@ -87,9 +90,10 @@ class Asking(NamedTuple):
         q_bias, _, v_bias = qkv.bias.view(3, heads, 1, -1).to(dtype)
         return cls(q, k, v, q_bias, v_bias)
 
-    def detached(self) -> "Asking":
-        q, k, v = (weight.detach() for weight in self[:3])
-        return Asking(q, k, v, *(bias if bias is None else bias.detach() for bias in self[3:]))
+    def copied(self) -> "Asking":
+        """With tensors of its own, which do not change when the model does."""
+        q, k, v = (weight.detach().clone() for weight in self[:3])
+        return Asking(q, k, v, *(bias if bias is None else bias.detach().clone() for bias in self[3:]))
 
     def __call__(self, first: Tensor, y: Tensor) -> Tensor:
         """Attention's output for the first (B, D) of the tokens y (B, T, D) alone, (B, D).
@@ -109,8 +113,3 @@ class Asking(NamedTuple):
         o = mean.transpose(0, 1) @ self.v.transpose(1, 2)  # (heads, B, d)
         o = o if self.v_bias is None else o + self.v_bias
         return o.transpose(0, 1).flatten(1)
-
-
-def products(block: Any) -> tuple[nn.Module, ...]:
-    """The four matrix products of a block."""
-    return block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitreous.fast.guards import on_its_device
+
 FP8 = torch.float8_e4m3fn
 LARGEST: tl.constexpr = tl.constexpr(448.0)  # number of that format
 STRIPS = 8  # programs for each multiprocessor, where sums over rows stay in registers from row to row
@@ -93,6 +95,7 @@ def _add_norm_kernel(
         tl.store(rstd + row, spread, mask=row < rows)
 
 
+@on_its_device
 def add_norm(
     x: Tensor,
     branch: Tensor | None,
@@ -172,6 +175,7 @@ def _norm_backward_kernel(
     tl.store(out + 2 * width, tl.sum(branch_sum, 0), mask=flat < width)
 
 
+@on_its_device
 def norm_backward(
     dy: Tensor,
     x: Tensor,
@@ -244,6 +248,7 @@ def _gelu_kernel(h, g, count, factor, TANH: tl.constexpr, BLOCK: tl.constexpr, F
     tl.store(g + at, value.to(g.dtype.element_ty), mask=at < count)
 
 
+@on_its_device
 def gelu(h: Tensor, tanh: bool, factor: float | None = None) -> Tensor:
     """`factor`: it comes in fp8, multiplied by it."""
     g, block = torch.empty_like(h, dtype=h.dtype if factor is None else FP8), 2048
@@ -274,6 +279,7 @@ def _gelu_backward_kernel(
     tl.store(sums + tl.program_id(1) * width + flat, tl.sum(total, 0), mask=flat < width)
 
 
+@on_its_device
 def gelu_backward_(h: Tensor | None, dg: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     """The gradient of h, in the place of that of its GELU; and parts of its sum over rows, (parts, width).
 
@@ -322,6 +328,7 @@ def _merge_kernel(
     tl.store(sums + (tl.program_id(1) * 3 + part) * width + flat, tl.sum(total, 0), mask=flat < width)
 
 
+@on_its_device
 def merge(dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of queries, keys and values, (B, heads, T, d) each in any order in memory, as that of the product they
     were cut from, (B x T, 3 D); and parts of its sum over rows, (parts, 3 D)."""
@@ -359,6 +366,7 @@ def _patches_kernel(
     tl.store(out + patch * lines * width + line * width + x % width, value.to(out.dtype.element_ty), mask=inside)
 
 
+@on_its_device
 def patches(images: Tensor, patch: tuple[int, int], dtype: torch.dtype, shift: float = 0.0) -> Tensor:
     """Images (B, C, H, W) of any kind of number, less `shift`, as rows of patches (B x rows x cols, C x h x w)."""
     batch, channels, tall, wide = images.shape
@@ -390,6 +398,7 @@ def _assemble_kernel(
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
+@on_its_device
 def assemble(z: Tensor, front: Tensor, places: Tensor | None, batch: int) -> Tensor:
     """Tokens (B, T, D): those in `front` (P, D), then the patches z (B x N, D), and on all of them their places."""
     width, prefix = z.shape[1], len(front)

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitreous.fast.guards import on_its_device
+
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 PAD: tl.constexpr = tl.constexpr(64)  # row terms of a head take a multiple of so many places, so that they stay aligned
 BLOCK, STEP, REST = 64, 32, 16  # tokens of a program, of a step of its loop, and of the small step at the end
@@ -102,6 +104,7 @@ def _forward_kernel(
         _forward_block(qkv, o, lse, image, column, start, tokens, width, scale, head, M, N, REST, STAGES)
 
 
+@on_its_device
 def attention(qkv: Tensor, batch: int, heads: int) -> tuple[Tensor, Tensor]:
     """From qkv (B x T, 3 D): attention's output (B x T, D), and the logarithms of its sums (B, heads, T)."""
     rows, wide = qkv.shape
@@ -260,6 +263,7 @@ def _dkv_kernel(
         tl.store(sums + 2 * width, total_v)
 
 
+@on_its_device
 def attention_backward(
     qkv: Tensor, o: Tensor, do: Tensor, lse: Tensor, batch: int, heads: int
 ) -> tuple[Tensor, Tensor]:

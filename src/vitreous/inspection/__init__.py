@@ -5,10 +5,10 @@ Each function takes a model that `vitreous.load` opened and, where it needs them
 shown them. It returns plain tensors with the grid they lie on, which draw themselves with `figure()`.
 """
 
-from vitreous.inspection.distances import Distances, attention_distance
+from vitreous.inspection.attention_maps import Attention, Rollout, attention, rollout
+from vitreous.inspection.distance import Distances, attention_distance
 from vitreous.inspection.embeddings import Filters, Positions, embedding_filters, position_similarity
-from vitreous.inspection.maps import Attention, Rollout, attention, rollout
-from vitreous.inspection.relevances import Relevance, relevance
+from vitreous.inspection.relevance_maps import Relevance, relevance
 from vitreous.inspection.tokens import (
     Components,
     Readout,

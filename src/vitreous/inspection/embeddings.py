@@ -11,11 +11,23 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.inspection import figures
-from vitreous.inspection.looking import bare, picked, ready, still, with_attention
-from vitreous.memory import free_memory
+from vitreous.inspection.internals import (
+    BLOCKS,
+    HEAD,
+    IN_BLOCKS,
+    NORMS,
+    POOL,
+    STEM,
+    as_described,
+    picked,
+    ready,
+    still,
+    with_attention,
+)
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid, pair
 from vitreous.models.embed import position_biases
+from vitreous.utils.memory import free_memory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +51,7 @@ def embedding_filters(model: Model, count: int = FILTERS) -> Filters:
     """Of the patch embedding; of a hybrid or a BiT, whose patches are not made of pixels, of the first convolution."""
     if count < 1:
         raise VitreousError(f"count = {count}: must be 1 or more")
-    model = bare(model)
+    model = as_described(model, "embedding_filters", BLOCKS, NORMS, POOL, HEAD, r"drop|backbone\.(stages|norm)")
     backbone: Any = getattr(model, "backbone", None)
     if backbone is None:
         weight, of = model.get_parameter("patch_embed.proj.weight"), "the patch embedding"
@@ -85,7 +97,9 @@ def position_similarity(
     Relative positions have no embedding of a place but one of each offset, which a query turns into a bias: that of the
     mean query of `images` in this layer, or without images, of the query that the layer's own bias makes.
     """
-    model = with_attention(model, "position_similarity")
+    model = with_attention(model, "position_similarity", STEM, IN_BLOCKS, NORMS, POOL, HEAD)
+    if model.config.position == "relative" and images is None:
+        model = with_attention(model, "position_similarity without images")  # which reads the parameters of a block
     config = model.config
     (layer,) = picked([layer], config.depth, "layers")
     grid = config.grid_at(pair(size if size is not None else config.image_size))

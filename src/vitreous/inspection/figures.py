@@ -7,7 +7,7 @@ of ten.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous.drawing import blank
 from vitreous.errors import VitreousError
+from vitreous.utils.figures import blank, label, legend, literal_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,8 +125,9 @@ class Look:
     alone: bool = False  # a single row, larger, with the picture before it
 
 
+@literal_text
 def table(
-    maps: Any, rows: Sequence[str], cols: Sequence[str], label: str, pixels: Any = None, look: Look | None = None
+    maps: Any, rows: Sequence[str], cols: Sequence[str], unit: str, pixels: Any = None, look: Look | None = None
 ) -> Figure:
     """Maps (rows, cols, h, w), each on a scale of its own."""
     look = look or Look()
@@ -141,10 +142,11 @@ def table(
     figure, axis = _canvas(mosaic(cells), 100)
     _ticks(axis, size, titles if any(titles) else [], rows if any(rows) else [])
     figure.suptitle(look.title, fontsize=10)
-    _bar(figure, axis, MAP, (0, 1), f"{label},\nas a share of each map's highest")
+    _bar(figure, axis, MAP, (0, 1), f"{unit},\nas a share of each map's highest")
     return figure
 
 
+@literal_text
 def beside(
     maps: Any,
     title: str,
@@ -177,6 +179,7 @@ def beside(
     return figure
 
 
+@literal_text
 def filters(components: Tensor, share: Tensor, title: str) -> Figure:
     """Each component as a patch of pixels, on a scale of its own."""
     count, across = len(components), min(7, len(components))
@@ -193,6 +196,7 @@ def filters(components: Tensor, share: Tensor, title: str) -> Figure:
     return figure
 
 
+@literal_text
 def grid_of_grids(similarity: Tensor, title: str) -> Figure:
     """(rows, cols, rows, cols): for each place, a map of all places."""
     step = -(-max(similarity.shape[:2]) // MOST_PLACES)
@@ -213,6 +217,7 @@ def grid_of_grids(similarity: Tensor, title: str) -> Figure:
     return figure
 
 
+@literal_text
 def offsets(maps: Tensor, titles: Sequence[str], title: str) -> Figure:
     """A map for each head of what is added by where a key lies, the query in the middle."""
     maps, most = maps.cpu(), max(float(maps.abs().max()), 1e-30)
@@ -231,10 +236,11 @@ def offsets(maps: Tensor, titles: Sequence[str], title: str) -> Figure:
     return figure
 
 
+@literal_text
 def dots(panels: Sequence[tuple[Tensor, str, tuple[float, str]]], title: str) -> Figure:
     """(layers, heads) against depth, a dot for each head and a line through their means; a limit, dashed."""
     figure = blank(5.2 * len(panels), 3.8)
-    for number, (values, label, (limit, name)) in enumerate(panels):
+    for number, (values, ylabel, (limit, name)) in enumerate(panels):
         axis = figure.add_subplot(1, len(panels), number + 1)
         layers = np.arange(1, len(values) + 1)
         axis.scatter(
@@ -242,7 +248,7 @@ def dots(panels: Sequence[tuple[Tensor, str, tuple[float, str]]], title: str) ->
         )
         axis.plot(layers, values.mean(1), color=COLOURS[1], linewidth=1.5, label="mean of the heads")
         axis.axhline(limit, color="0.45", linestyle="--", linewidth=1, label=name)
-        axis.set(xlabel="layer", ylabel=label, ylim=(0, 1.12 * max(limit, float(values.max()))))
+        axis.set(xlabel="layer", ylabel=ylabel, ylim=(0, 1.12 * max(limit, float(values.max()))))
         step = max(1, -(-len(values) // 12))
         axis.set_xticks(layers[::step])
         axis.grid(alpha=0.3)
@@ -251,23 +257,21 @@ def dots(panels: Sequence[tuple[Tensor, str, tuple[float, str]]], title: str) ->
     return figure
 
 
-def lines(values: Mapping[str, Any], xlabel: str, ylabel: str) -> Figure:
-    """Shares, in percent, along the depth: 0 is before the first layer."""
+@literal_text
+def lines(values: Sequence[tuple[str, Any]], xlabel: str, ylabel: str) -> Figure:
+    """Names and their shares, in percent, along the depth: 0 is before the first layer."""
     figure = blank(6.4, 3.8)
     axis = figure.add_subplot()
-    for number, (name, line) in enumerate(values.items()):
+    drawn = []
+    for number, (_, line) in enumerate(values):
         style: Any = {"color": COLOURS[number % len(COLOURS)], "marker": MARKS[number % len(MARKS)], "markersize": 4}
-        axis.plot(range(len(line)), [100 * float(v) for v in line], label=shortened(name, 40), **style)
-    count = max(map(len, values.values()))
+        drawn += axis.plot(range(len(line)), [100 * float(v) for v in line], **style)
+    count = max(len(line) for _, line in values)
     axis.set(xlabel=xlabel, ylabel=ylabel, ylim=(-2, 102))
     axis.set_xticks(range(0, count, max(1, -(-count // 14))))
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, framealpha=0.85)
+    legend(axis, drawn, [name for name, _ in values], fontsize=8, framealpha=0.85)
     return figure
-
-
-def shortened(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _canvas(pixels: Pixels, dpi: int) -> tuple[Figure, Any]:
@@ -288,20 +292,24 @@ def _ticks(axis: Any, size: tuple[int, int], cols: Sequence[str], rows: Sequence
     """Names above columns and beside rows of a mosaic."""
     small = 8 if max(len(cols), len(rows)) <= 16 else 6
     axis.xaxis.tick_top()
-    short = [shortened(name, 30) for name in cols]
+    short = [label(name, 30) for name in cols]
     crowded = max(map(len, short), default=0) * LETTER > size[1] + GAP
     places = [i * (size[1] + GAP) + size[1] / 2 for i in range(len(cols))]
     axis.set_xticks(places, short, fontsize=small, rotation=90 if crowded else 0)
-    axis.set_yticks([i * (size[0] + GAP) + size[0] / 2 for i in range(len(rows))], rows, fontsize=small)
+    axis.set_yticks(
+        [i * (size[0] + GAP) + size[0] / 2 for i in range(len(rows))],
+        [label(name, 30) for name in rows],
+        fontsize=small,
+    )
 
 
-def _bar(figure: Any, axis: Any, name: str, limits: tuple[float, float], label: str) -> None:
+def _bar(figure: Any, axis: Any, name: str, limits: tuple[float, float], unit: str) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     part = min(0.8, 2.6 / figure.get_figheight())
     bar = figure.colorbar(ScalarMappable(Normalize(*limits), name), ax=axis, shrink=part, aspect=22, pad=0.02)
-    bar.set_label(label, fontsize=8)
+    bar.set_label(unit, fontsize=8)
     bar.ax.tick_params(labelsize=7)
     if math.isclose(limits[1], 1) and limits[0] == 0:
         bar.set_ticks([0, 0.5, 1])

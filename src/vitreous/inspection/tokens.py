@@ -12,18 +12,34 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.inspection import figures
-from vitreous.inspection.looking import answers, bare, probabilities, ready, still, with_attention
+from vitreous.inspection.internals import (
+    BLOCKS,
+    HEAD,
+    NORMS,
+    POOL,
+    STEM,
+    UNITS,
+    answers,
+    as_described,
+    probabilities,
+    ready,
+    still,
+    with_attention,
+)
 from vitreous.models.base import Model
-from vitreous.weights.known import labels_of
+from vitreous.models.resnet import BiT
+from vitreous.models.standard import vitreous_model
+from vitreous.weights.model_info import labels_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @torch.no_grad()
-def patch_tokens(model: Model, images: Tensor, layer: int) -> Tensor:
+def patch_tokens(model: Model, images: Tensor, layer: int, what: str = "patch_tokens") -> Tensor:
     """(B, rows, cols, D) behind a layer, or behind a stage of a BiT."""
-    look: Any = bare(model)
+    parts = (UNITS, HEAD) if isinstance(vitreous_model(model, what), BiT) else (STEM, BLOCKS, NORMS, POOL, HEAD)
+    look: Any = as_described(model, what, *parts)
     images, model = ready(look, images), look
     with still(model):
         (found,) = look.intermediates(images, [layer])
@@ -43,7 +59,7 @@ class Similarity:
 
 def patch_similarity(model: Model, images: Tensor, patch: tuple[int, int], layer: int = -1) -> Similarity:
     """How alike the token of one patch, (row, column) from (0, 0), is to all others behind a layer."""
-    tokens = F.normalize(patch_tokens(model, images, layer), dim=-1)
+    tokens = F.normalize(patch_tokens(model, images, layer, "patch_similarity"), dim=-1)
     rows, cols = tokens.shape[1:3]
     if not isinstance(patch, Sequence) or len(patch) != 2 or not (0 <= patch[0] < rows and 0 <= patch[1] < cols):
         raise VitreousError(f"patch = {patch}: expected (row, column) of {rows} x {cols} patches, from (0, 0)")
@@ -67,7 +83,7 @@ def token_pca(model: Model, images: Tensor, layer: int = -1) -> Components:
 
     From the 2nd to the 98th of a hundred is stretched over 0..1.
     """
-    tokens = patch_tokens(model, images, layer)
+    tokens = patch_tokens(model, images, layer, "token_pca")
     rows = tokens.flatten(0, 2).double()
     rows = rows - rows.mean(0)
     u, strength, _ = torch.linalg.svd(rows, full_matrices=False)
@@ -101,12 +117,12 @@ class Readout:
         """The classes that win, from layer to layer."""
         found = self.probabilities[:, image]
         order = found[-1].topk(min(top, found.shape[-1])).indices.tolist()
-        return figures.lines({self.name(k): found[:, k] for k in order}, "read out behind layer", "probability (%)")
+        return figures.lines([(self.name(k), found[:, k]) for k in order], "read out behind layer", "probability (%)")
 
 
 def depth_readout(model: Model, images: Tensor) -> Readout:
     """Final norm, pooling and head applied to the tokens at every depth. The last row is the model's own answer."""
-    model = with_attention(model, "depth_readout")
+    model = with_attention(model, "depth_readout", STEM, BLOCKS, NORMS, POOL)
     images = ready(model, images)
     if model.config.num_classes == 0 or model.config.pool == "none":
         raise VitreousError("depth_readout: the model has no head to read with")

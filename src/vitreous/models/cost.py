@@ -8,11 +8,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
+from torch import nn
 
+from vitreous.errors import VitreousError
 from vitreous.models.checks import Size, ceil_div, pair
 from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
+from vitreous.models.standard import difference, vitreous_model
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.models.zoo import config as named_config
@@ -76,16 +80,27 @@ class Cost:
 
 
 def cost(model: VisionTransformer | BiT | ViTConfig | BiTConfig | str, size: Size | None = None) -> Cost:
-    """The cost of a model, a config or a name for images of `size`, by default its own."""
+    """The cost of a model, a config or a name for images of `size`, by default its own. A model must be as its config
+    describes it, up to hooks and compiled parts, which are not counted."""
     if isinstance(model, str):
         model = named_config(model)
-    config = model if isinstance(model, ViTConfig | BiTConfig) else model.config
+    config = model if isinstance(model, ViTConfig | BiTConfig) else _config_of(model)
     height, width = pair(config.image_size if size is None else size)
     if isinstance(config, ViTConfig):
         return Cost(config, (height, width), _vit_flops(config, (height, width)), config.grid_at((height, width)))
     head = 2 * config.out_width * config.num_classes
     convolutions = _resnet_flops(config, config.channels, (height, width))
     return Cost(config, (height, width), Flops(convolutions, 0, 0, 0, head), config.grid_at((height, width)))
+
+
+def _config_of(model: nn.Module) -> ViTConfig | BiTConfig:
+    known = vitreous_model(model, "cost")
+    if (reason := difference(known, allowed=("hook", "compiled"))) is not None:
+        raise VitreousError(
+            f"cost: the model is not as its config describes it: {reason}. cost(model.config) gives the cost of the"
+            " unchanged model"
+        )
+    return cast(VisionTransformer | BiT, known).config
 
 
 def _count_parameters(config: ViTConfig | BiTConfig) -> int:

@@ -83,6 +83,11 @@ class BiTConfig(ResNetConfig):
         require(self.channels > 0, self, "channels", "must be positive")
         require(self.num_classes >= 0, self, "num_classes", "must be 0 (features) or more")
 
+    @property
+    def head_width(self) -> int:
+        """Length of the features that the head reads."""
+        return self.out_width
+
 
 def same_pad(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
     """TensorFlow's SAME padding: as little as reaches ceil(size / stride) cells, the odd pixel at the far side."""
@@ -234,7 +239,7 @@ class BiT(Model):
         super().__init__()
         self.config = config
         self.backbone = ResNet(config, config.channels)
-        self.head = nn.Linear(config.out_width, config.num_classes) if config.num_classes else nn.Identity()
+        self.head = nn.Linear(config.head_width, config.num_classes) if config.num_classes else nn.Identity()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -244,7 +249,7 @@ class BiT(Model):
         reset_head_(self.head, self.config.head_bias)
 
     def features(self, images: Tensor) -> Tensor:
-        check_images(images, self.config.channels)
+        check_images(images, self.config.channels, weight=self.backbone.stem.conv.weight)
         x: Tensor = self.backbone(images, self.checkpoint_activations)
         return x.mean((2, 3))
 
@@ -254,7 +259,7 @@ class BiT(Model):
 
     def intermediates(self, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
         """Maps (B, D, rows, cols) of the stages asked for, from 0; -1 is the last, as it goes into the head."""
-        check_images(images, self.config.channels)
+        check_images(images, self.config.channels, weight=self.backbone.stem.conv.weight)
         wanted = pick_layers(layers, max(len(self.config.blocks), 1))
         maps = self.backbone.stage_maps(images, self.checkpoint_activations)
         return [maps[i] for i in wanted]

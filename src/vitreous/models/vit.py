@@ -25,6 +25,9 @@ from vitreous.models.embed import Bias, PatchEmbed, Policy, patch_grid, position
 from vitreous.models.init import lecun_normal_, reset_head_, xavier_
 from vitreous.models.resnet import ResNet, ResNetConfig, recompute
 
+# Far beyond every ViT there is. What is larger is a typing error, and would end in an overflow or never be built.
+MOST = {"depth": 10_000, "width": 2**20, "mlp_dim": 2**22, "registers": 2**20, "representation_size": 2**20}
+
 
 @dataclass(frozen=True)
 class ViTConfig:
@@ -80,6 +83,8 @@ class ViTConfig:
             require(getattr(self, name) > 0, self, name, "must be positive")
         for name in ("registers", "num_classes"):
             require(getattr(self, name) >= 0, self, name, "must be 0 or more")
+        for name, most in MOST.items():
+            require((getattr(self, name) or 0) <= most, self, name, f"must be {most:,} or less")
         for name in ("dropout", "attention_dropout", "stochastic_depth"):
             require(0 <= getattr(self, name) < 1, self, name, "must be at least 0 and below 1")
         for name in ("representation_size", "layer_scale"):
@@ -116,6 +121,11 @@ class ViTConfig:
     def slots(self) -> int:
         """How many of those have a position embedding."""
         return {"patches": 0, "class": 1, "all": self.prefix}[self.position_slots or "patches"]
+
+    @property
+    def head_width(self) -> int:
+        """Length of the features that the head reads."""
+        return self.representation_size or self.width
 
     @property
     def tables(self) -> int:
@@ -262,7 +272,7 @@ class VisionTransformer(Model):
         self.fc_norm = nn.Identity() if before else nn.LayerNorm(c.width, eps=c.norm_eps)
         self.attn_pool = AttentionPool(c) if c.pool == "map" else None
         self.pre_logits = nn.Linear(c.width, c.representation_size) if c.representation_size else None
-        self.head = nn.Linear(c.representation_size or c.width, c.num_classes) if c.num_classes else nn.Identity()
+        self.head = nn.Linear(c.head_width, c.num_classes) if c.num_classes else nn.Identity()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -305,7 +315,8 @@ class VisionTransformer(Model):
 
     def embed(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Equation 1: tokens (B, T, D) in the order class, registers, patches; and the grid of the patches."""
-        check_images(images, self.config.channels)
+        first = self.patch_embed.proj if self.backbone is None else self.backbone.stem.conv
+        check_images(images, self.config.channels, weight=first.weight)
         grid = self.config.grid_at((index(images.shape[2]), index(images.shape[3])))  # constants of a compiled graph
         if self.backbone is not None:
             images = self.backbone(images, self.checkpoint_activations)

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, brief
+from vitreous.models.aliases import explain
 from vitreous.models.checks import Size
 from vitreous.models.resnet import BLOCKS, BiT, BiTConfig, ResNetConfig
 from vitreous.models.vit import VisionTransformer, ViTConfig
+from vitreous.utils.memory import require_memory
 
 VARIANTS: dict[str, dict[str, int]] = {
     "Ti": {"width": 192, "depth": 12, "heads": 3, "mlp_dim": 768},
@@ -84,11 +86,10 @@ def names(pattern: str = "*") -> list[str]:
 
 def config(name: str, **changes: Any) -> ViTConfig | BiTConfig:
     """The config of a name, with any of its fields changed."""
+    if not isinstance(name, str):
+        raise VitreousError(f"a model is created by its name, such as 'S/16', not from {brief(name)}")
     if name not in ZOO:
-        folded = {known.casefold(): known for known in reversed(ZOO)}  # "b/16" is B/16 misspelt
-        near = [folded[match] for match in get_close_matches(name.casefold(), folded, n=3, cutoff=0.3)]
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise VitreousError(f"no model is called {name!r}: {hint}`vitreous models` lists all {len(ZOO)}")
+        raise VitreousError(f"no model is called {name!r}: {_hint(name)}`vitreous models` lists all {len(ZOO)}")
     kind, settings = ZOO[name]
     known = [field.name for field in fields(kind)]
     for change in changes:
@@ -97,6 +98,15 @@ def config(name: str, **changes: Any) -> ViTConfig | BiTConfig:
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
             raise VitreousError(f"{name}: {kind.__name__} has no field {change!r}; {hint}")
     return kind(**{**settings, **changes})
+
+
+def _hint(name: str) -> str:
+    """What the caller may have meant: a name in another spelling, or one of another library."""
+    folded = {known.casefold(): known for known in reversed(ZOO)}  # "b/16" is B/16 misspelt
+    if name.casefold() not in folded and (explained := explain(name, ZOO)):
+        return f"{explained}; "
+    near = [folded[match] for match in get_close_matches(name.casefold(), folded, n=3, cutoff=0.7)]
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def create(
@@ -115,13 +125,25 @@ def create(
     """
     given = {"num_classes": num_classes, "image_size": image_size}
     settings = config(name, **{key: value for key, value in given.items() if value is not None}, **changes)
-    with torch.device("meta"):
-        model = build(settings)
     device = torch.get_default_device() if device is None else torch.device(device)
+    if isinstance(settings, ViTConfig):  # before its layers are built: there may be a billion of them
+        require_memory(4 * settings.depth * (4 * settings.width**2 + 2 * settings.width), name, device)
+    model = build_on_meta(settings)
     if device.type != "meta":  # allocated once and drawn once: torch's own initialisation is skipped
+        require_memory(4 * sum(p.numel() for p in model.parameters()), name, device)
         model.to_empty(device=device)
         model.reset_parameters()
     return model.to(dtype) if dtype is not None else model
+
+
+def build_on_meta(settings: ViTConfig | BiTConfig) -> VisionTransformer | BiT:
+    """The model of a config, without its memory."""
+    try:
+        with torch.device("meta"):
+            return build(settings)
+    except (RuntimeError, TypeError, OverflowError) as error:  # a number that no tensor's size can be
+        reason = str(error).splitlines()[0][:200]
+        raise VitreousError(f"no model can be as large as its config says ({reason})") from error
 
 
 def build(settings: ViTConfig | BiTConfig) -> VisionTransformer | BiT:

@@ -9,15 +9,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.decoding import decode
-from vitreous.errors import VitreousError
-from vitreous.fast.running import Precision, at_work
+from vitreous.errors import SystemFaultError, VitreousError
+from vitreous.fast.accelerate import Precision, at_work
 from vitreous.models.base import Model
-from vitreous.preprocessing import Preprocessing
-from vitreous.weights.known import labels_of, preprocessing_of
+from vitreous.preprocessing import ImageLike, Preprocessing
+from vitreous.utils.images import MAX_PIXELS, as_image
+from vitreous.utils.limits import check_count
+from vitreous.weights.model_info import labels_of, preprocessing_of
 
 SEVERAL = 8  # images
 THREADS = min(8, (os.cpu_count() or 1) + 1)  # that decode while the model runs
@@ -32,43 +34,53 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prediction:
-    image: str | Path
+    image: ImageLike
     top: tuple[Answer, ...]  # the most probable first
     error: str | None = None  # why there is no answer
 
 
 def predict(
     model: Model,
-    images: Iterable[str | Path],
+    images: Iterable[ImageLike],
     *,
     top: int = 5,
     batch_size: int = 32,
     precision: Precision = "fp32",
+    max_pixels: int = MAX_PIXELS,
 ) -> Iterator[Prediction]:
-    """The `top` classes of each image file, in order and as they come. The model is put into evaluation mode.
+    """The `top` classes of each image, in order and as they come. The model is put into evaluation mode.
 
-    A few threads decode ahead of the model, never more than two batches. A file that cannot be decoded yields a
-    prediction that says so.
+    An image is a path or anything else that `Preprocessing` takes. A few threads decode ahead of the model, never more
+    than two batches. An image that cannot be read, or has more than `max_pixels` pixels, yields a prediction that says
+    so.
     """
-    for name, value in (("top", top), ("batch_size", batch_size)):
-        if value < 1:
-            raise VitreousError(f"{name} = {value}: must be 1 or more")
+    one = images.ndim != 4 if isinstance(images, np.ndarray | Tensor) else isinstance(images, str | bytes | os.PathLike)
+    if one or not isinstance(images, Iterable):
+        raise VitreousError(f"images: expected several, such as a list of paths, got one {type(images).__name__}")
+    for name, value in (("top", top), ("batch_size", batch_size), ("max_pixels", max_pixels)):
+        check_count(name, value)
     config: Any = model.config
     if config.num_classes == 0:
         raise VitreousError("the model has no head: it gives features, not classes to predict")
     answering = _Answering(model, preprocessing_of(model), labels_of(model), top, precision)
-    return _predictions(answering, images, batch_size)
+    return _predictions(answering, images, batch_size, max_pixels)
 
 
-def _predictions(answering: "_Answering", images: Iterable[str | Path], batch_size: int) -> Iterator[Prediction]:
-    def read(image: str | Path) -> Tensor | str:
+def _predictions(
+    answering: "_Answering", images: Iterable[ImageLike], batch_size: int, max_pixels: int
+) -> Iterator[Prediction]:
+    def read(image: ImageLike) -> Tensor | str:
         try:
-            return answering.preprocessing.pixels(decode(image))
+            of_file = isinstance(image, str | bytes | os.PathLike)
+            pixels = answering.preprocessing.pixels(as_image(image, max_pixels) if of_file else image)
+            return pixels if pixels.ndim == 3 else "expected one image, got several"
+        except SystemFaultError:
+            raise
         except VitreousError as error:
-            return str(error).removeprefix(f"{image}: ")
+            return str(error).removeprefix(f"{image}: ") if isinstance(image, str | Path) else str(error)
 
     remaining = iter(images)
-    ahead: deque[tuple[str | Path, Future[Tensor | str]]] = deque()
+    ahead: deque[tuple[ImageLike, Future[Tensor | str]]] = deque()
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="decode")
     try:
         while True:
@@ -121,7 +133,7 @@ class _Answering:
         ]
 
 
-def _checked(image: str | Path, answers: tuple[Answer, ...]) -> Prediction:
+def _checked(image: ImageLike, answers: tuple[Answer, ...]) -> Prediction:
     if all(answer.probability == answer.probability for answer in answers):
         return Prediction(image, answers)
     return Prediction(image, (), "the model's answer is not a number; its weights or its precision may be at fault")

@@ -1,4 +1,4 @@
-"""Everything that a training run can be told. No torch here, so that the command line can show it at once."""
+"""All settings of a training run. No torch here, so that the command line can show its help at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitreous.data.options import Augmentation, Reading
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, brief
+from vitreous.training.durations import with_unit
 
 Duration = str
 """How long: "30 epochs", "500 steps", "64000 examples", or "5%" of the whole run; see durations.py."""
@@ -19,167 +20,172 @@ DURATIONS = ("duration", "warmup", "cooldown", "rsqrt_timescale", "evaluate_ever
 
 @dataclass(frozen=True)
 class Architecture:
-    """The model: that of `start`, or of a name. What is not given is its own; without either, the data decides."""
+    """The model: from a checkpoint (`--from`, in Python `start`), by name, or chosen by the data. Fields that are not
+    given keep the value that the model has."""
 
     start: str | None = None
-    """Weights to begin with: a checkpoint of any dialect, a run directory, vitreous-mini, hf://owner/name."""
+    """Weights to start from: a checkpoint of any supported format, a run, vitreous-mini or hf://owner/name."""
     preprocessing: Literal["google", "augreg", "deit", "torchvision", "dino"] | None = None
-    """The scale of pixels that those weights know, where their file does not tell."""
+    """Pixel normalisation that those weights were trained with, if their file does not say."""
     model: str | None = None
-    """A name that `vitreous models` lists: Ti/16, S/16, R50+B/16, BiT-R50x1 ..."""
+    """Model name: Ti/16, S/16, R50+B/16, BiT-R50x1 ...; `vitreous models` lists all."""
     image_size: int | tuple[int, int] | None = None
-    """Pixels that the model is shown: one number is a square, two are height and width."""
+    """Input size in pixels: one number for a square, two for height and width."""
     patch_size: int | None = None
-    """Pixels along the side of a patch; it divides the image size."""
+    """Patch size in pixels; it must divide the image size."""
     width: int | None = None
-    """Numbers in a token."""
+    """Embedding dimension."""
     depth: int | None = None
-    """Blocks of the encoder."""
+    """Number of encoder blocks."""
     heads: int | None = None
-    """Of attention; they divide the width."""
+    """Number of attention heads; it must divide the width."""
     mlp_dim: int | None = None
-    """Numbers in the hidden layer of a block's MLP."""
+    """Hidden dimension of the MLP in each block."""
     pool: Literal["token", "gap", "map"] | None = None
-    """What the head looks at: a class token, the mean of the patches, or their attention pooling."""
+    """Input of the head: the class token (token), the mean of the patch tokens (gap) or attention pooling (map)."""
     position: Literal["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"] | None = None
-    """How patches are told their place."""
+    """Position embedding."""
     representation_size: int | None = None
-    """Numbers in a hidden layer (tanh) under the head, as in the paper's pre-training."""
+    """Dimension of a hidden layer (tanh) before the head, as in the paper's pre-training."""
     head_bias: float | None = None
-    """What the head's biases start at; with many classes and a sigmoid loss, -10."""
+    """Initial bias of the head; about -10 for a sigmoid loss with many classes."""
     registers: int | None = None
-    """Tokens of no place, beside the patches."""
+    """Number of register tokens: learned tokens without a position."""
     layer_scale: float | None = None
-    """LayerScale on both branches of a block, with this value at the start."""
+    """LayerScale in both branches of every block, with this initial value."""
     qk_norm: bool | None = None
     """LayerNorm on queries and keys."""
     dropout: float | None = None
-    """The share of numbers that is dropped from embeddings and branches in training."""
+    """Dropout rate on the embeddings and on the branches of every block."""
     stochastic_depth: float | None = None
-    """The share of images for which the last block's branches are left out in training; less for the blocks before."""
+    """Stochastic depth rate of the last block; it grows linearly from 0 at the first block."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised."""
+    """The loss function."""
 
     loss: Literal["softmax", "sigmoid"] | None = None
-    """Softmax: one class for each image; sigmoid: each class by itself, for several labels (or one)."""
+    """softmax: cross-entropy, one label per image. sigmoid: binary cross-entropy per class, one or several labels."""
     label_smoothing: float | None = None
-    """The share of every target that is spread over all classes."""
+    """Label smoothing: fraction of every target that is spread evenly over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
-    """Balanced: the loss of a rare class weighs more, by its share of the training images."""
+    """balanced: classes with fewer training images get a larger weight in the loss."""
 
 
 @dataclass(frozen=True)
 class Optimiser:
-    """How the weights are changed."""
+    """The optimiser."""
 
     optimiser: Literal["adamw", "sgd", "muon", "lamb"] | None = None
-    """Muon: for the matrices of the encoder's blocks, with AdamW for the rest. LAMB: for large batches."""
+    """muon: Muon for the weight matrices of the encoder blocks, AdamW for the rest. lamb: for large batches."""
     lr: float | None = None
-    """The highest learning rate, that of AdamW, SGD or LAMB."""
+    """Peak learning rate of AdamW, SGD or LAMB."""
     muon_lr: float = 0.02
-    """The highest learning rate of Muon's matrices."""
+    """Peak learning rate of Muon."""
     weight_decay: float | None = None
-    """Times the learning rate, each step; on matrices only: not on norms, biases, positions and tokens."""
+    """Decoupled weight decay, multiplied by the learning rate; for weight matrices, not for norms, biases, position
+    embeddings and tokens."""
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     muon_momentum: float = 0.95
-    """Of Muon, for the same matrices."""
+    """Momentum of Muon."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW and LAMB."""
+    """Betas of AdamW and LAMB."""
     clip: float | None = 1.0
-    """The greatest norm of the whole gradient; None: whatever it is."""
+    """Maximum norm of the whole gradient; None: no clipping."""
     layer_decay: float = 1.0
-    """The learning rate of each layer is that of the next one times this; the head's is the full one."""
+    """Layer-wise decay: the learning rate of each layer is that of the next layer times this; the head has the full
+    rate."""
     lr_multipliers: tuple[str, ...] = ()
-    """PATTERN=FACTOR for parameters by name: "head.*=10"."""
+    """PATTERN=FACTOR: factor of the learning rate of parameters whose names match, such as "head.*=10"."""
     freeze: tuple[str, ...] = ()
-    """Patterns of the names of parameters that stay as they are: "blocks.[0-5].*"; "!head.*": all but the head's."""
+    """Freeze parameters whose names match: "blocks.[0-5].*"; "!head.*" freezes everything except the head."""
     ema: float | None = None
-    """The running mean of the weights, evaluated beside the raw ones: its decay for each step (0.999); 0: none."""
+    """Decay per step of a moving average of the weights (EMA), evaluated beside the weights themselves. 0: none."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long, and with which learning rate when."""
+    """Length of the run, learning rate schedule and batch size."""
 
     duration: Duration | None = None
-    """The whole run: "30 epochs" (or 30), "5000 steps", "1e6 examples"."""
+    """Length of the run: "30 epochs" (or 30), "5000 steps", "1e6 examples"."""
     warmup: Duration | None = None
-    """The learning rate rises linearly over "500 steps", "5%" ..."""
+    """Length of the linear warm-up of the learning rate: "500 steps", "5%" ..."""
     schedule: Literal["cosine", "linear", "constant", "rsqrt"] | None = None
-    """How it goes on: to zero along a cosine or a line, constant, or with the inverse square root of the step."""
+    """Learning rate after the warm-up: decay along a cosine or a line, constant, or 1/sqrt(step) (rsqrt)."""
     cooldown: Duration = "0%"
-    """Of constant and rsqrt: the last stretch, linearly to zero."""
+    """For constant and rsqrt: length of a linear decay at the end of the run."""
     final_lr: float = 0.0
-    """What cosine, linear and cool-down end at, as a share of the highest."""
+    """Learning rate at the end of cosine, linear and cool-down, as a fraction of the peak."""
     rsqrt_timescale: Duration = "10%"
-    """Of rsqrt: how long the learning rate takes to fall to 1/sqrt(2)."""
+    """For rsqrt: how long the learning rate takes to fall to 1/sqrt(2) of the peak."""
     progressive: tuple[str, ...] = ()
-    """PX@DURATION: smaller images first. "16@40%" "24@30%": 16 px for 40% of the run, 24 for 30%, then all of it."""
+    """PX@DURATION: train on smaller images first. "16@40%" "24@30%": 16 px for 40% of the run, then 24 px for 30%, then
+    full size."""
     batch_size: int | None = None
-    """Images of one step, all processes together."""
+    """Images per optimiser step, over all processes."""
     micro_batch: int | None = None
-    """Images of one pass on one device; gradients are accumulated to the batch. Halved where memory runs out."""
+    """Images per forward and backward pass on one device; gradients are accumulated over the batch. By default as many
+    as memory seems to allow; halved if it runs out."""
 
 
 @dataclass(frozen=True)
 class Finetuning:
-    """How weights to begin with are adapted, and how their learning rate is found."""
+    """How the weights to start from are adapted, and how the learning rate is selected."""
 
     rules: Literal["ours", "paper"] = "ours"
-    """Paper: steps and learning rates that are left open go by the number of images, as in its Table 4."""
+    """paper: steps and learning rates that are not given follow Table 4 of the ViT paper, by the number of images."""
     lr_candidates: tuple[float, ...] | None = None
     """Learning rates to try on a development split; the best one then trains on all training images."""
     dev_fraction: float | None = None
-    """The share of the training images in that split; chosen by their number."""
+    """Fraction of the training images in the development split."""
     candidate_duration: Duration = "100%"
-    """How long each of them is tried: a share of the run, or "200 steps"."""
+    """Length of each trial: a percentage of the run, or "200 steps"."""
     lora: int = 0
-    """Low-rank adapters of this rank on the matrices of a ViT's blocks; only they and the head are trained. 0: none."""
+    """Rank of low-rank adapters (LoRA) in the blocks of a ViT; only they and the head are trained. 0: no adapters."""
     lora_alpha: float | None = None
-    """What adapters add is multiplied by this and divided by their rank; twice the rank."""
+    """LoRA's alpha: the output of the adapters is multiplied by alpha / rank. By default twice the rank."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The run itself: where, how exactly, what is kept and told."""
+    """Output, hardware, evaluation and logging."""
 
     out: str | None = None
-    """The run directory; it must not exist yet. By default runs/NAME-DATE."""
+    """Run directory; it must not exist yet. By default runs/NAME-DATE."""
     seed: int = 0
-    """Draws the weights, the order of the images and everything that happens to them."""
+    """Random seed of the initial weights, the order of the images and the augmentation."""
     device: str = "auto"
     """cpu, cuda, cuda:1 ...; auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of the matrix products: bf16 on a GPU, fp32 on a CPU."""
+    """Precision of matrix products; auto: bf16 on a GPU, fp32 on a CPU."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """torch.compile: auto on a GPU, with a word if it does not work there."""
+    """Use fused kernels and torch.compile; auto: on a GPU. If that fails, the run says so and continues without."""
     deterministic: bool = False
-    """The same bits on the same GPU, at the price of some speed. A CPU gives them in any case."""
+    """Bit-identical results on the same GPU, at some cost in speed. On a CPU they are always bit-identical."""
     evaluate_every: Duration | None = None
-    """How often the validation images are scored; by default 20 times in a run, at most once an epoch."""
+    """Interval between evaluations on the validation images; by default 20 per run, at most one per epoch."""
     best_by: Literal["top1", "top5", "loss", "map", "balanced"] | None = None
-    """The metric that best.safetensors is chosen by; top1, or map for several labels."""
+    """Metric that selects best.safetensors; top1, or map if images have several labels."""
     patience: int | None = None
-    """Stop after so many evaluations without a better one."""
+    """Stop after this many evaluations without an improvement."""
     save_minutes: float = 5.0
-    """How often the whole state is saved; also on Ctrl-C, on SIGTERM and at the end."""
+    """Minutes between saves of the training state; it is also saved on Ctrl-C, on SIGTERM and at the end."""
     tensorboard: bool = False
-    """Write TensorBoard's event files too."""
+    """Also write TensorBoard event files."""
     wandb: str | None = None
-    """Log to this Weights & Biases project too."""
+    """Also log to this Weights & Biases project."""
     beside: str | None = None
-    """Another run directory, whose curve and result the report shows beside this run's."""
+    """Another run directory to compare with: the report shows its curve and result beside this run's."""
     profile: bool = False
-    """Write a trace of a few steps, for Perfetto or chrome://tracing, to profile.json."""
+    """Write a trace of a few steps to profile.json, for Perfetto or chrome://tracing."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All of it. A field that is None is chosen by the data, and what was chosen is told and stored."""
+    """All settings of a run. What is None is chosen by the data, printed and stored, or keeps the model's own value."""
 
     architecture: Architecture = field(default_factory=Architecture)
     reading: Reading = field(default_factory=Reading)
@@ -219,13 +225,35 @@ def _fitting(name: str, value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a number of numpy's
         value = value.item()
     value = os.fspath(value) if isinstance(value, os.PathLike) else tuple(value) if isinstance(value, list) else value
-    if name in DURATIONS and type(value) in (int, float):
-        value = str(value)
+    if name in DURATIONS and type(value) in (int, float, str):
+        value = with_unit(value)
     hint = _hints()[name]
     if not _is(value, hint):
-        expected = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-        raise VitreousError(f"{name} = {value!r}: expected {expected}")
+        raise VitreousError(f"{name} = {brief(value)}: expected {EXPECTED.get(name) or _described(hint)}")
+    if name == "progressive":
+        value = tuple(f"{px}{at}{with_unit(length)}" for px, at, length in (one.partition("@") for one in value))
     return float(value) if type(value) is int and not _is(value, hint, exactly=True) else value
+
+
+NAMES = {int: "an integer", float: "a number", str: "a text", bool: "True or False", type(None): "None"}
+EXPECTED = {  # where the type says too little
+    "model": "a name such as 'S/16'. The model is built by its name; a module of your own cannot be trained by this"
+    " function",
+    "start": "the name of a checkpoint or its path. A model in memory has to be saved first (vitreous.save)",
+}
+
+
+def _described(hint: Any) -> str:
+    """A type in words."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return f"one of {', '.join(map(repr, inner))}"
+    if kind in (Union, UnionType):
+        return " or ".join(map(_described, inner))
+    if kind is tuple:
+        several = inner[-1] is Ellipsis
+        return f"a tuple, each {_described(inner[0])}" if several else f"({', '.join(map(_described, inner))})"
+    return NAMES[hint]
 
 
 def _is(value: Any, hint: Any, exactly: bool = False) -> bool:

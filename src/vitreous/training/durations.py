@@ -1,11 +1,11 @@
-"""How long, in words: "30 epochs", "500 steps", "300k examples", "5%". No torch here."""
+"""Durations as text: "30 epochs", "500 steps", "300k examples", "5%". No torch here."""
 
 import math
 import re
 from numbers import Real
 from typing import Literal
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, brief
 
 Unit = Literal["epochs", "steps", "examples", "percent"]
 
@@ -36,36 +36,45 @@ def steps(
     """
     number, unit = _parsed(duration, name, bare)
     if batch_size < 1:
-        raise VitreousError(f"batch_size = {batch_size!r}: expected 1 or more")
+        raise VitreousError(f"batch_size = {brief(batch_size)}: expected 1 or more")
     if unit == "percent":
         if total_steps is None:
             raise VitreousError(
-                f"{name} = {duration!r}: a percentage is of the whole run, whose own length has to be in "
+                f"{name} = {brief(duration)}: a percentage is of the whole run, whose own length has to be in "
                 "epochs, steps or examples"
             )
         exact = number * total_steps / 100
     elif unit == "epochs":
         if images < 1:
-            raise VitreousError(f"{name} = {duration!r}: there are no training images to make an epoch of")
+            raise VitreousError(f"{name} = {brief(duration)}: there are no training images to make an epoch of")
         exact = number * images / batch_size
     else:
         exact = number if unit == "steps" else number / batch_size
     if exact > MOST_EXAMPLES / batch_size:
-        raise VitreousError(f"{name} = {duration!r}: longer than any run can be")
+        raise VitreousError(f"{name} = {brief(duration)}: longer than any run can be")
     return max(round(exact), 1) if exact > 0 else 0
+
+
+def with_unit(duration: str | float) -> str:
+    """The duration as text that names its unit: a number alone means epochs. What is not a duration stays as it is."""
+    text = str(duration)
+    match = NUMBER.fullmatch(text)
+    if match is None or match[2]:
+        return text
+    return f"{match[1]} {'epoch' if float(match[1]) == 1 else 'epochs'}"
 
 
 def whole_run(duration: str | float, *, batch_size: int, images: int, name: str = "duration") -> int:
     """Steps of a run from its first to its last: never a percentage, never 0."""
     total = steps(duration, batch_size=batch_size, images=images, name=name)
     if total == 0:
-        raise VitreousError(f"{name} = {duration!r}: the whole run has to be longer than nothing")
+        raise VitreousError(f"{name} = {brief(duration)}: the whole run has to be longer than nothing")
     return total
 
 
 def _parsed(duration: object, name: str, bare: Unit) -> tuple[float, Unit]:
     """A finite number, 0 or more, and its unit."""
-    wrong = f"{name} = {duration!r}"
+    wrong = f"{name} = {brief(duration)}"
     expected = "expected a number and a unit, such as '30 epochs', '500 steps', '64000 examples' or '5%'"
     if isinstance(duration, str):
         if not (match := NUMBER.fullmatch(duration)):

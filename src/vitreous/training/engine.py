@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,22 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.data.augmentation import augment
-from vitreous.data.loading import Batch, Cut
-from vitreous.data.mixing import mix
+from vitreous.data.loading import Batch, BatchCropper
+from vitreous.data.mixup import mix
 from vitreous.data.options import Augmentation
 from vitreous.errors import VitreousError
-from vitreous.fast.running import no_kernels
+from vitreous.fast.accelerate import no_kernels
+from vitreous.fast.eligibility import TRAINING, why_not
 from vitreous.models.checks import pair
 from vitreous.models.cost import cost
-from vitreous.models.drop import key_drops
+from vitreous.models.drop import keyed_drops
+from vitreous.models.standard import Structure, differences, hooked, is_compiled
 from vitreous.models.vit import VisionTransformer
-from vitreous.training.ema import Ema
+from vitreous.training.distributed import World
 from vitreous.training.graphs import RecordedPass
-from vitreous.training.losses import Loss
-from vitreous.training.optimisers import Optimisers, clip_
-from vitreous.training.world import World
+from vitreous.training.optim.ema import Ema
+from vitreous.training.optim.losses import Loss
+from vitreous.training.optim.optimisers import Optimisers, clip_
 
-VERSIONS = 64  # of one compiled function: models and image sizes that one process may train
 SKIPPED, LONG = 0.2, 5e12  # stochastic depth, and FLOPs of a pass, from which dropped branches are left out
 SMALL = 2**22  # pixels of a pass, of all channels: with fewer, fusing augmentation saves less than compiling it takes
 
@@ -36,7 +37,7 @@ SMALL = 2**22  # pixels of a pass, of all channels: with fewer, fusing augmentat
 class Preparation:
     """From what the loader gives to what the model is trained on."""
 
-    cut: Cut
+    cut: BatchCropper
     options: Augmentation
     mean: Tensor  # of the preprocessing, (channels, 1, 1) on the device
     std: Tensor
@@ -47,7 +48,7 @@ class Preparation:
         """Whether there is nothing to do to images but to normalise them: they come cropped, and nothing is drawn."""
         o = self.options
         drawn = (o.shift, o.randaugment, o.three_augment, o.jitter, o.erase, o.mixup, o.cutmix)
-        return self.cut.held is None and not any(drawn)
+        return self.cut.cached is None and not any(drawn)
 
     def __call__(
         self, rows: Tensor, labels: Tensor, keys: Tensor, size: tuple[int, int] | None = None
@@ -90,34 +91,37 @@ class Engine:
         self.size: tuple[int, int] | None = None  # of the images that are shown; None: the model's
         self.clip, self.micro_batch, self.precision = clip, micro_batch, precision
         self.device = next(model.parameters()).device
-        self.forward: Callable[[Tensor], Tensor] = model
+        self.forward: Callable[[Tensor], Tensor] = model  # in training: `plain`, or something faster
         self.plain: Callable[[Tensor], Tensor] = model  # never compiled
         self.recorded: RecordedPass | None = None
         self.records = False
+        self.structure: Structure | None = None  # of the model, as it was compiled
         self.path = "plain"  # which way passes go, in words
         self.notes: list[str] = []  # what happened on the way, for the loop to tell
+        self.updating = False  # weights, moments and EMA are being changed: they are not those of any step
 
     def compile(self) -> None:
-        """Forward, backward and preparation as fused kernels: our own for the encoder of a plain ViT in bf16, the
-        compiler's for everything else. Where that fails, eager goes on, with a word."""
-        # All ViTs of a process share the code of a block: more than the usual 8 versions of it are no mistake.
-        limit = torch._dynamo.config.recompile_limit
-        torch._dynamo.config.recompile_limit = max(limit, VERSIONS)
-        self.records = self.device.type == "cuda"
+        """Run forward, backward and preparation as fused kernels: our own for the encoder of a standard ViT in bf16,
+        the compiler's for everything else. Where that fails, training goes on without, and a note says so. Afterwards
+        no module of the model may be replaced, and no hook registered."""
+        unknown = unknown_code(self.model)
+        self.records = self.device.type == "cuda" and unknown is None
         self.path = fused_training(self.model, self.precision)
         if self.path == FUSED:
-            from vitreous.fast.encoder import TrainingViT
+            from vitreous.fast.fused_training import TrainingViT
 
             skips = self._skips()
-            fused = TrainingViT(cast(VisionTransformer, self.model), skips)
-            self.forward = self._guarded(fused, self.plain, "the model")
+            self.forward = TrainingViT(cast(VisionTransformer, self.model), skips)
             if skips:  # no two passes are of the same sizes
                 self.path, self.records = f"{FUSED}, dropped branches skipped", False
+        elif unknown is not None:
+            self.path = f"plain; not compiled: {unknown}"
         else:
             self.plain = eagerly(self.model)
-            self.forward = self._guarded(compiled_by_parts(self.model), self.plain, "the model")
+            self.forward = compiled_by_parts(self.model)
+        self.structure = Structure(self.model)
         if not self.bare and not (self.records and self.pixels < SMALL):  # what is recorded is launched as one anyway
-            self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare, "augmentation")
+            self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare)
 
     def _skips(self) -> bool:
         """Whether it pays to leave out what stochastic depth drops: where enough is dropped, and a pass is long enough
@@ -131,8 +135,8 @@ class Engine:
         if size != self.size:
             self.size, self.recorded = size, None
 
-    def _guarded(self, compiled: Any, plain: Any, what: str) -> Any:
-        """The compiled function; should it fail, the plain one from then on."""
+    def _guarded(self, compiled: Any, plain: Any) -> Any:
+        """Compiled augmentation; should it fail, the plain one from then on."""
         state = {"use": compiled}
 
         def call(*arguments: Any) -> Any:
@@ -144,8 +148,8 @@ class Engine:
                 if state["use"] is plain:
                     raise
                 state["use"] = plain
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-                self.notes.append(f"{what} could not be compiled ({reason}): going on without, which is slower")
+                reason = _first_line(error)
+                self.notes.append(f"augmentation could not be compiled ({reason}): going on without, which is slower")
                 return plain(*arguments)
 
         return call
@@ -160,6 +164,11 @@ class Engine:
 
     def step(self, batch: Batch, number: int, batch_size: int, world: World) -> Stepped:
         """One change of the weights. Where memory runs out, the passes are halved and the step is done again."""
+        if self.structure is not None and self.structure.changed():
+            raise VitreousError(
+                "modules, parameters or hooks of the model were changed after it was compiled for training, which the"
+                " compiled code would ignore: change the model first"
+            )
         while True:
             try:
                 loss, right = self._gradients(batch, batch_size)
@@ -168,6 +177,7 @@ class Engine:
                 self._halve(error)
         world.add_up([p.grad for p in self.optimisers.parameters if p.grad is not None])
         norm = clip_(self.optimisers.parameters, self.clip)
+        self.updating = True  # until whoever counts the steps has counted this one
         self.optimisers.step()
         if self.ema is not None:
             self.ema.update(number)
@@ -176,6 +186,9 @@ class Engine:
     def _gradients(self, batch: Batch, batch_size: int) -> tuple[Tensor, Tensor]:
         """Added up over passes of the micro-batch, so that they are those of the whole batch."""
         parameters = self.optimisers.parameters
+        if not len(batch):  # those of the step before are not this one's
+            for p in parameters:
+                p.grad = torch.zeros_like(p)
         total, right = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         sums: list[Tensor] = []
         for start in range(0, len(batch), self.micro_batch):
@@ -207,7 +220,7 @@ class Engine:
                 raise
             except RuntimeError as error:
                 self.records = False
-                reason = (str(error).strip().splitlines() or [""])[0][:200]
+                reason = _first_line(error)
                 self.notes.append(f"the pass could not be recorded ({reason}): going on without, which may be slower")
                 self.optimisers.zero_grad()
         if self.recorded is not None and len(keys) == self.micro_batch:
@@ -216,16 +229,42 @@ class Engine:
 
     def _forward_backward(self, rows: Tensor, labels: Tensor, keys: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
         images, targets = self.prepare(rows, labels, keys, self.size)
-        key_drops(self.model, keys)
-        with self.autocast():
-            logits = self.forward(images)
-        losses = self.loss(logits, targets)
-        (losses.sum() / batch_size).backward()
-        with torch.no_grad():
-            if targets.dtype == torch.bool:  # several labels have no one answer
-                return losses.sum(), torch.zeros((), device=self.device)
-            truth = targets if targets.ndim == 1 else targets.argmax(1)
-            return losses.sum(), (logits.argmax(1) == truth).sum()
+        with keyed_drops(self.model, keys):
+            logits, losses = self._differentiated(images, targets, batch_size)
+        if targets.dtype == torch.bool:  # several labels have no one answer
+            return losses.sum(), torch.zeros((), device=self.device)
+        truth = targets if targets.ndim == 1 else targets.argmax(1)
+        return losses.sum(), (logits.argmax(1) == truth).sum()
+
+    def _differentiated(self, images: Tensor, targets: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Logits and losses, with their gradients left in the parameters. Should the fast way fail, forward or
+        backward, both are done again by the plain model, now and from then on."""
+        try:
+            return self._differentiated_by(self.forward, images, targets, batch_size)
+        except (torch.OutOfMemoryError, VitreousError):
+            raise
+        except Exception as error:
+            # While a CUDA graph is recorded nothing can be tried again: the pass is then done without one.
+            recording = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            if self.forward is self.plain or recording:
+                raise
+            failed = "the fused kernels failed" if self.path.startswith(FUSED) else "the model could not be compiled"
+            reason = _first_line(error)
+            self.notes.append(f"{failed} ({reason}): going on without, which is slower")
+            self.forward, self.path = self.plain, f"plain; {failed}: {reason}"
+        self.optimisers.zero_grad()  # of what the failed backward has left
+        return self._differentiated_by(self.plain, images, targets, batch_size)
+
+    def _differentiated_by(
+        self, forward: Callable[[Tensor], Tensor], images: Tensor, targets: Tensor, batch_size: int
+    ) -> tuple[Tensor, Tensor]:
+        # Activation checkpointing calls the model again in backward, which then must not be compiled either.
+        with force_eager() if forward is self.plain and self.plain is not self.model else nullcontext():
+            with self.autocast():
+                logits = forward(images)
+            losses = self.loss(logits, targets)
+            (losses.sum() / batch_size).backward()
+        return logits.detach(), losses.detach()
 
     def _halve(self, error: BaseException) -> None:
         self.optimisers.zero_grad()
@@ -245,6 +284,10 @@ class Engine:
         )
 
 
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 FUSED = "fused kernels"
 
 
@@ -253,9 +296,7 @@ def fused_training(model: nn.Module, precision: str) -> str:
     device = next(model.parameters()).device
     reason = "they are for bf16" if precision != "bf16" else no_kernels(device)
     if reason is None:
-        from vitreous.fast.encoder import why_not
-
-        reason = why_not(model)
+        reason = why_not(model, TRAINING)
     return FUSED if reason is None else f"compiled; no fused kernels: {reason}"
 
 
@@ -267,15 +308,34 @@ def compiled_by_parts(model: nn.Module) -> nn.Module:
         return cast(nn.Module, torch.compile(model, dynamic=False))
     backbone = getattr(model, "backbone", None)
     for part in [*blocks, *([] if backbone is None else [backbone])]:
-        part.compile(dynamic=False)
+        if not is_compiled(part):
+            part.compile(dynamic=False)
     return model
+
+
+def unknown_code(model: nn.Module) -> str | None:
+    """Where a model runs code that is neither torch's nor ours, in words; None: nowhere. Such a model is not compiled
+    and not recorded: a compiler may overlook what was replaced or hooked, and a CUDA graph runs no Python at all."""
+    for name, module in model.named_modules():
+        if not type(module).__module__.startswith(("torch.nn.", "torch._dynamo.", "vitreous.")):
+            return f"{name or 'the model'} is of type {type(module).__name__}"
+    for name, p in model.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            return f"{name} has hooks"
+    overrides = (str(found) for found in differences(model) if found.kind == "override")
+    return hooked(model) or next(overrides, None)
+
+
+def force_eager() -> AbstractContextManager[Any]:
+    """Within this, what is compiled runs as if it was not."""
+    return cast(AbstractContextManager[Any], torch.compiler.set_stance("force_eager"))
 
 
 def eagerly(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """The model without what was compiled of it."""
 
     def call(images: Tensor) -> Tensor:
-        with torch.compiler.set_stance("force_eager"):
+        with force_eager():
             output: Tensor = model(images)
             return output
 

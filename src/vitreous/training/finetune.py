@@ -13,10 +13,11 @@ def finetune(
     recipe: str = "fast",
     *,
     quiet: bool = False,
+    overwrite: bool = False,
     **fields: Any,
 ) -> Outcome:
     """Adapt weights to images: `finetune("photos", "vitreous-mini", "lora", image_size=224)`.
 
-    `recipe` is paper, fast, linear or lora; `fields`, those of TrainConfig, change it.
+    `recipe` is paper, fast, linear or lora; `fields`, those of TrainConfig, change it. `overwrite`: as of `train`.
     """
-    return train(data, finetuning(recipe), quiet=quiet, start=start, **fields)
+    return train(data, finetuning(recipe), quiet=quiet, overwrite=overwrite, start=start, **fields)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from vitreous.fast.recording import aside
+from vitreous.fast.cuda_graphs import ONE_AT_A_TIME, aside, recording
 
 Pass = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 WARM_UP = 2  # passes that compile and choose algorithms, which cannot be recorded
@@ -23,14 +23,16 @@ class RecordedPass:
     def __init__(self, run: Pass, inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter]):
         self.inputs = [tensor.clone() for tensor in inputs]
         self.parameters = parameters
-        with aside(inputs[0].device):
-            for _ in range(WARM_UP):
-                self._forget()
-                run(*self.inputs)
-        self._forget()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.outputs = run(*self.inputs)
+        device = inputs[0].device
+        with ONE_AT_A_TIME, torch.cuda.device(device):
+            with aside(device):
+                for _ in range(WARM_UP):
+                    self._forget()
+                    run(*self.inputs)
+            self._forget()
+            self.graph = torch.cuda.CUDAGraph()
+            with recording(device, self.graph):
+                self.outputs = run(*self.inputs)
         self.gradients = [p.grad for p in parameters]
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,16 +17,18 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.metrics import Result, Scores
 from vitreous.training import lora, state
+from vitreous.training.distributed import World
 from vitreous.training.engine import Engine, Stepped
-from vitreous.training.feeding import Feed
-from vitreous.training.folder import RunFolder, program
-from vitreous.training.hardware import used_memory
-from vitreous.training.losses import Loss
-from vitreous.training.planning import Plan
+from vitreous.training.loaders import Feed
+from vitreous.training.metric_loggers import Sink
+from vitreous.training.optim.losses import Loss
+from vitreous.training.plan import Plan
+from vitreous.training.run_directory import RunFolder
 from vitreous.training.signals import Signals, Stopped
-from vitreous.training.sinks import Sink
-from vitreous.training.telling import Tell, Teller, sizes
-from vitreous.training.world import World
+from vitreous.utils.console import printable
+from vitreous.utils.device import used_memory
+from vitreous.utils.environment import program
+from vitreous.utils.progress import Tell, Teller, sizes
 from vitreous.weights.save import save as save_model
 
 PROFILED = (5, 10)  # steps of a process that --profile records, first and last
@@ -53,6 +56,8 @@ class Progress:
     stale: int = 0  # evaluations since the best one
     micro_batch: int = 0
     ended: bool = False  # all steps are done, or patience ended
+    evaluated: int = 0  # the last step that was evaluated
+    weights: dict[str, str] = field(default_factory=dict)  # digests of best.safetensors and last.safetensors
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
@@ -100,11 +105,24 @@ class Loop:
             torch.cuda.set_rng_state(tree["random"]["cuda"], self.engine.device)
         self.progress = Progress.from_json(progress)
         self.engine.micro_batch = self.progress.micro_batch
+        if self.world.first:
+            self._restore_files(path)
+
+    def _restore_files(self, path: Path) -> None:
+        """The weights as they were when the state was saved; what is there now may be of steps that are lost."""
+        state.restore_files(path, self.folder.path, self.progress.weights)
+        for file in (self.folder.best, self.folder.last):
+            if file.name not in self.progress.weights:
+                file.unlink(missing_ok=True)
 
     def save(self) -> None:
         self._log()  # only numbers go to disk
+        self._save_state()
+
+    def _save_state(self) -> None:
         if self.world.first:
-            state.save(self.folder.state, self.progress.step, self.tensors(), asdict(self.progress))
+            weights = {self.folder.path / name: digest for name, digest in self.progress.weights.items()}
+            state.save(self.folder.state, self.progress.step, self.tensors(), asdict(self.progress), weights)
         self.saved = time.monotonic()
 
     # ------------------------------------------------------------ the loop
@@ -119,19 +137,66 @@ class Loop:
             self._profiler() as profiled,
             _memory_explained(plan.device),
         ):
-            batches = self.feed.train.batches(progress.step, plan.steps)
-            while progress.step < plan.steps and not progress.ended:
-                self._step(batches, tell)
-                profiled()
-                if self._due(progress.step):
-                    self._evaluate()
-                progress.ended = progress.step == plan.steps or self._patience_is_over()
-                stop = self.world.agree(signals.received is not None)
-                if stop or self.world.agree(time.monotonic() - self.saved > 60 * plan.config.run.save_minutes):
-                    self.save()
-                if stop and not progress.ended:
-                    raise Stopped(self._farewell(), signals.received or 15)
-        self.save()
+            try:
+                self._finish_step()  # of a state that was saved before its evaluation
+                batches = self.feed.train.batches(progress.step, plan.steps)
+                while progress.step < plan.steps and not progress.ended:
+                    self._step(batches, tell)
+                    profiled()
+                    self._finish_step()
+                    if not progress.ended and self._save_is_due(signals):
+                        self.save()
+                        self._stop_if_asked(signals)
+                self.save()
+                self._stop_if_asked(signals)  # before the weights are measured, which may take long
+            except DivergenceError:
+                raise
+            except Exception as error:
+                self._save_after(error, signals.received)
+                raise
+
+    def _save_is_due(self, signals: Signals) -> bool:
+        if self.world.agree(signals.received is not None):
+            return True
+        return self.world.agree(time.monotonic() - self.saved > 60 * self.plan.config.run.save_minutes)
+
+    def _stop_if_asked(self, signals: Signals) -> None:
+        """After the state was saved. Signals that arrived meanwhile count too."""
+        if self.world.agree(signals.received is not None):
+            raise Stopped(self._farewell(), signals.received or signal.SIGTERM)
+
+    def _finish_step(self) -> None:
+        progress = self.progress
+        if progress.ended or not progress.step:
+            return
+        if self._due(progress.step) and progress.evaluated < progress.step:
+            self._evaluate()
+        progress.ended = progress.step == self.plan.steps or self._patience_is_over()
+
+    def _save_after(self, error: Exception, received: int | None) -> None:
+        """Save the state after an error between two steps: a worker that died, a full disk. An error that came while
+        weights were being changed leaves nothing to save; then the last state is the one to go on from."""
+        if self.engine.updating:
+            return
+        try:
+            self._log()
+        except DivergenceError:
+            raise
+        except VitreousError:  # the log cannot be written, which is no reason to lose the state
+            pass
+        try:
+            self._save_state()
+        except Exception as failure:
+            if str(failure) != str(error):  # else saving is what failed before
+                self.teller.note(f"the state could not be saved after this error: {failure}")
+            return
+        if received is not None:  # the whole group was to stop, and a part of it was faster
+            raise Stopped(self._farewell(), received) from error
+        saved = f"everything up to step {self.progress.step:,} is saved"
+        if isinstance(error, VitreousError):
+            again = f"to go on: {program()} train --resume {self.folder.path}"
+            raise VitreousError(f"{error}\n{saved}; {again}") from error
+        self.teller.note(saved)
 
     def _step(self, batches: Any, tell: Tell) -> None:
         progress, engine, window = self.progress, self.engine, self.window
@@ -145,7 +210,7 @@ class Loop:
         stepped = engine.step(batch, progress.step, self.plan.batch_size, self.world)
         window.steps.append((progress.step, stepped))
         progress.step += 1
-        progress.micro_batch = engine.micro_batch
+        progress.micro_batch, engine.updating = engine.micro_batch, False
         progress.seconds = self.before + time.monotonic() - self.resumed
         for note in engine.notes:
             self._event(note)
@@ -225,9 +290,10 @@ class Loop:
 
     def _not_a_number(self, step: int, what: str) -> None:
         start, stop = self.feed.train.positions(step)
-        indices = self.feed.train.shown[self.feed.train.stream.indices(start, stop)].tolist()
+        indices = self.feed.train.replacements[self.feed.train.sampler.indices(start, stop)].tolist()
         path = self.folder.path / "bad_batch.txt"
-        path.write_text("".join(f"{self.feed.train.source.name(i)}\n" for i in indices), errors="surrogateescape")
+        names = (printable(self.feed.train.source.name(i)) for i in indices)
+        path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         kept = state.states(self.folder.state)
         saved = f"the last good state is {kept[0].name}" if kept else "no state was saved before it"
         raise DivergenceError(
@@ -257,8 +323,10 @@ class Loop:
                     "seconds": round(time.perf_counter() - began, 3),
                 }
             )
-        self._keep_best(found)
+        # After an error in here the evaluation is done again: files are written before progress is changed.
         self._write(self.folder.last, "raw")
+        self._keep_best(found)
+        self.progress.evaluated = self.progress.step
         self.window = Window()
 
     def _scored(self) -> Result:
@@ -284,10 +352,10 @@ class Loop:
         best = progress.best
         better = ranks[weights][0] > -inf and (best is None or ranks[weights] > rank(best.value, best.loss))
         equal = better and best is not None and ranks[weights][0] == sign * best.value
-        progress.stale = 0 if better else progress.stale + (ranks[weights][0] > -inf)
         if better:
-            progress.best = Best(sign * ranks[weights][0], found[weights].loss, progress.step, weights)
             self._write(self.folder.best, weights)
+            progress.best = Best(sign * ranks[weights][0], found[weights].loss, progress.step, weights)
+        progress.stale = 0 if better else progress.stale + (ranks[weights][0] > -inf)
         scores = "  ".join(f"{w} {name} {shown(name, r.summary().get(name))}" for w, r in found.items())
         if self.world.first:
             epoch = progress.step * self.plan.batch_size / self.plan.known.images
@@ -302,6 +370,7 @@ class Loop:
         mean = self.engine.ema.applied() if weights == "ema" and self.engine.ema is not None else nullcontext()
         with mean, lora.merged(model):
             save_model(model, path)
+        self.progress.weights[path.name] = state.digest(path)
 
     def keep_last_as_best(self) -> None:
         """Where nothing was held out to choose by."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run at the end of a step, when its state has been saved."""
+"""Ctrl-C, SIGTERM and SIGHUP end a run at the end of a step, when its state has been saved."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, message: str, number: int):
         super().__init__(message)
-        self.code = 128 + number
+        self.number, self.code = number, 128 + number
 
 
 class Signals:
@@ -22,8 +22,12 @@ class Signals:
     def __enter__(self) -> "Signals":
         self.before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                handler = signal.getsignal(number)
+                if number == signal.SIGHUP and handler == signal.SIG_IGN:
+                    continue  # nohup asks for it
+                if handler is not None:  # None: not set by Python, which could not put it back
+                    self.before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

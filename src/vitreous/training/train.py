@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
-from html import escape
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 import numpy as np
@@ -17,37 +16,44 @@ import torch
 from torch import Tensor
 
 from vitreous import __version__
-from vitreous.data.opening import anchored, open_data
-from vitreous.data.sources import DataSet, Source
+from vitreous.data.dataset import DataSet, Source
+from vitreous.data.digests import UNREADABLE
+from vitreous.data.open_data import absolute_data_path, open_data
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.extremes import Example, Extremes
-from vitreous.evaluation.metrics import Result, Scores, result_from_json
-from vitreous.memory import free_memory
+from vitreous.evaluation.metrics import Result, Scores, percentages, result_from_json
+from vitreous.evaluation.training_images import SeenImages, seen_by
 from vitreous.models.checks import pair
 from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build
-from vitreous.training import beside, lora, losses, optimisers, rates, starting, state
-from vitreous.training.beside import Ran
+from vitreous.reports.run_summary import RunSummary
+from vitreous.reports.training_report import ExampleImage, TrainingReport, write_report
+from vitreous.training import initial_weights, lora, lr_search, other_run, state
 from vitreous.training.config import TrainConfig
-from vitreous.training.ema import Ema
+from vitreous.training.distributed import World
 from vitreous.training.engine import Engine, Preparation
-from vitreous.training.feeding import Feed, feed
-from vitreous.training.folder import RunFolder, command, environment, program
+from vitreous.training.initial_weights import Start
+from vitreous.training.loaders import Feed, feed
 from vitreous.training.loop import Loop, shown
-from vitreous.training.losses import Loss
-from vitreous.training.planning import Plan, plan
-from vitreous.training.report import Picture, Report, write_report
+from vitreous.training.metric_loggers import Sink, TensorBoard, WeightsAndBiases
+from vitreous.training.optim import losses, optimisers
+from vitreous.training.optim.ema import Ema
+from vitreous.training.optim.losses import Loss
+from vitreous.training.plan import Plan, plan
+from vitreous.training.run_directory import RunFolder
 from vitreous.training.signals import Stopped
-from vitreous.training.sinks import Sink, TensorBoard, WeightsAndBiases
-from vitreous.training.starting import Start
-from vitreous.training.telling import Teller, sizes, times
-from vitreous.training.world import World
-from vitreous.weights.files import dump_json, read_json, replacing
+from vitreous.utils import html
+from vitreous.utils.atomic import atomic_file
+from vitreous.utils.environment import command, environment, program
+from vitreous.utils.json_files import dump_json, read_json
+from vitreous.utils.memory import free_memory
+from vitreous.utils.progress import Teller, sizes, times
+from vitreous.utils.torch_settings import run_settings, seed, set_threads
 from vitreous.weights.load import load
-from vitreous.weights.places import State
+from vitreous.weights.tensor_map import State
 
 INVITATION = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Not yet</title>
@@ -68,31 +74,39 @@ class Outcome:
     result: Result | None
     steps: int
     seconds: float
+    selection: tuple[str, ...] = ()  # how the weights that were measured, and those of `best`, were selected
 
 
 def train(
-    data: str | os.PathLike[str], config: TrainConfig | None = None, *, quiet: bool = False, **fields: Any
+    data: str | os.PathLike[str],
+    config: TrainConfig | None = None,
+    *,
+    quiet: bool = False,
+    overwrite: bool = False,
+    **fields: Any,
 ) -> Outcome:
     """Train a model on images, and leave a run directory behind: `train("photos", model="S/16", lr=1e-3)`.
 
     `fields` are those of TrainConfig, by the names that the command line has for them; they change `config`. What is
-    left open is chosen by the data.
+    left open is chosen by the data. `overwrite`: the run directory `out` may be that of an earlier run, which is kept
+    as OUT.replaced until the new run is complete.
     """
     config = TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields})
     world = World.current()
     name, teller = os.fspath(data), Teller(quiet or not world.first)
     if world.size > 1 and config.run.out is None:
         raise VitreousError("out: several processes have to be told of one run directory")
-    opened = open_data(name, config.reading)
-    folder = RunFolder.named(config.run.out, opened.name)
-    return _begin(opened, anchored(name), config, folder, teller, world)
+    with run_settings(config.run.device, config.run.deterministic):
+        opened = open_data(name, config.reading)
+        folder = RunFolder.named(config.run.out, opened.name, overwrite)
+        return _begin(opened, absolute_data_path(name), config, folder, teller, world)
 
 
 def _begin(
     opened: DataSet, source: str, config: TrainConfig, folder: RunFolder, teller: Teller, world: World
 ) -> Outcome:
     if config.run.beside is not None:
-        beside.opened(config.run.beside, opened.classes, folder)
+        other_run.opened(config.run.beside, opened.classes, folder)
     start, weights = _beginning(config, opened)
     made = plan(opened, config, world, start)
     _introduce(opened, made, teller)
@@ -111,18 +125,24 @@ def _begin(
     }
     # Whatever can still be wrong is wrong before anything is written.
     if made.rates:
-        plan(rates.development(opened, made.config), rates.candidate(made, max(made.rates)), world, start)
-        if world.first:
-            folder.create(description)
+        plan(lr_search.development(opened, made.config), lr_search.candidate(made, max(made.rates)), world, start)
+        _create(folder, description, teller, world)
         with folder.locked(world.first):
             return _choose_and_train(opened, made, folder, weights, teller, world)
     fed = feed(opened, made, world, teller)
     engine = _engine(opened, made, fed, weights)
-    if world.first:
-        folder.create({**description, "config": _stored(made.config, fed).flat()})
+    _create(folder, {**description, "config": _stored(made.config, fed).flat()}, teller, world)
     with folder.locked(world.first):
+        _remember_images(folder, fed, made.config, world)
         _tell_bad(fed, folder, teller, world)
         return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
+
+
+def _create(folder: RunFolder, description: dict[str, Any], teller: Teller, world: World) -> None:
+    if world.first:
+        folder.create(description)
+        if folder.overwrite:
+            teller.note(f"the earlier run in {folder.path} is kept as {folder.replaced} until this one is complete")
 
 
 def resume(
@@ -146,7 +166,7 @@ def resume(
     if (folder.path / "result.json").is_file():
         teller.note(f"{folder.path} is complete: there is nothing left to do")
         return _finished(folder)
-    with folder.locked(world.first):
+    with folder.locked(world.first), run_settings(config.run.device, config.run.deterministic):
         opened = open_data(os.fspath(data) if data is not None else description["data"], config.reading)
         return _go_on(opened, config, folder, teller, world)
 
@@ -156,11 +176,11 @@ def _go_on(opened: DataSet, config: TrainConfig, folder: RunFolder, teller: Tell
     if fingerprint(opened) != description.get("fingerprint"):
         raise VitreousError(f"{folder.path}: the data is not what it was: other images, labels or classes than then")
     if config.run.beside is not None:
-        beside.opened(config.run.beside, opened.classes, folder)
+        other_run.opened(config.run.beside, opened.classes, folder)
     start, weights = _began(folder, description, config)
     made = plan(opened, config, world, start, again=True)
     if made.device.type == "cpu" and isinstance(threads := description.get("threads"), int):
-        torch.set_num_threads(threads)  # sums are split among them, and rounded accordingly
+        set_threads(threads)  # sums are split among them, and rounded accordingly
     began = "cuda" if "gpu" in description.get("environment", {}) else "cpu"
     if made.device.type != began:
         raise VitreousError(
@@ -169,6 +189,7 @@ def _go_on(opened: DataSet, config: TrainConfig, folder: RunFolder, teller: Tell
     if made.rates:
         return _choose_and_train(opened, made, folder, weights, teller, world)
     fed = feed(opened, made, world, teller)
+    _remember_images(folder, fed, made.config, world)
     _tell_bad(fed, folder, teller, world)
     engine = _engine(opened, made, fed, weights)
     return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=True)
@@ -189,7 +210,7 @@ def _choose_and_train(
                 return _go_on(part, config, place, teller.aside(), world).result
         return _begin(part, folder.description()["data"], config, place, teller.aside(), world).result
 
-    choice = rates.choose(opened, made, folder, run, teller, world)
+    choice = lr_search.choose(opened, made, folder, run, teller, world)
     teller.note(f"lr = {choice.value:g}: {choice.why}")
     made = plan(opened, made.config.with_(lr=choice.value), world, made.known.start, again=True)
     fed = feed(opened, made, world, teller)
@@ -198,6 +219,7 @@ def _choose_and_train(
         described = folder.description()
         choices = [*described["choices"], asdict(choice)]
         folder.describe({**described, "config": _stored(made.config, fed).flat(), "choices": choices})
+    _remember_images(folder, fed, made.config, world)
     _tell_bad(fed, folder, teller, world)
     return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
 
@@ -210,14 +232,14 @@ def _stored(config: TrainConfig, fed: Feed | None = None) -> TrainConfig:
     return config.with_(
         hold=config.reading.hold if fed is None else "always" if fed.held else "never",
         data_dir=place,
-        start=None if start is None else starting.anchored(start),
-        beside=beside.anchored(config.run.beside),
+        start=None if start is None else initial_weights.anchored(start),
+        beside=other_run.anchored(config.run.beside),
     )
 
 
 def _beginning(config: TrainConfig, data: DataSet) -> tuple[Start | None, State]:
     """The model that a new run begins with, if it is given, and its weights."""
-    return (None, {}) if config.architecture.start is None else starting.begin(config, len(data.classes))
+    return (None, {}) if config.architecture.start is None else initial_weights.begin(config, len(data.classes))
 
 
 def _began(folder: RunFolder, description: dict[str, Any], config: TrainConfig) -> tuple[Start | None, State]:
@@ -231,9 +253,29 @@ def _began(folder: RunFolder, description: dict[str, Any], config: TrainConfig) 
     if state.states(folder.state):
         return start, {}
     try:
-        return start, starting.begin_again(start, config)
+        return start, initial_weights.begin_again(start, config)
     except VitreousError as error:
         raise VitreousError(f"{folder.path} has no state to go on from, so it begins again; {error}") from error
+
+
+def _remember_images(folder: RunFolder, fed: Feed, config: TrainConfig, world: World) -> None:
+    """Write down which images the run uses, by content; of a run that goes on, check that they are still the same."""
+    if (before := SeenImages.read(folder.path)) is None:
+        if world.first:
+            start = config.architecture.start
+            earlier = seen_by(start) if start is not None else None
+            known = {} if earlier is None else {"earlier": torch.cat([earlier.train, earlier.earlier])}
+            SeenImages.of({**fed.digests, **known}).write(folder.path)
+        return
+    now = SeenImages.of(fed.digests)
+    for split in ("train", "val", "test"):
+        then, found = getattr(before, split), getattr(now, split)
+        # Their number is compared before. One that cannot be read any more is named, and another takes its place.
+        if changed := int(((then != found) & (found != UNREADABLE)).sum()):
+            raise VitreousError(
+                f"{folder.path}: {changed:,} {split} images are not what they were when the run began (compared by"
+                " content): put the old images back, or begin a new run"
+            )
 
 
 def _tell_bad(fed: Feed, folder: RunFolder, teller: Teller, world: World) -> None:
@@ -246,7 +288,7 @@ def _tell_bad(fed: Feed, folder: RunFolder, teller: Teller, world: World) -> Non
 def _compare(stored: TrainConfig, asked: TrainConfig, folder: RunFolder) -> None:
     before, now = stored.flat(), asked.flat()
     if now["start"] is not None:
-        now["start"] = starting.anchored(now["start"])
+        now["start"] = initial_weights.anchored(now["start"])
     differences = [
         f"  {name}: {before[name]!r} in the run, {now[name]!r} now"
         for name in before
@@ -283,25 +325,26 @@ def _carry_out(data: DataSet, loop: Loop, resumed: bool) -> Outcome:
         loop.sinks = _sinks(loop.plan, loop.folder, loop.progress.step) if loop.world.first else []
     except VitreousError:
         if not resumed and not loop.plan.config.finetuning.lr_candidates:  # choosing one took long
-            shutil.rmtree(loop.folder.path, ignore_errors=True)
+            loop.folder.discard()
         raise
     try:
         loop.run()
     finally:
         for sink in loop.sinks:
             sink.close()
-    if loop.progress.best is None:  # nothing was held out to choose by, or nothing that its metric is defined for
-        loop.keep_last_as_best()
     try:
+        if loop.progress.best is None:  # nothing was held out to choose by, or nothing that its metric is defined for
+            loop.keep_last_as_best()
         return _conclude(data, loop)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         again = f"{program()} train --resume {loop.folder.path}"
-        raise Stopped(f"stopped after training, while measuring; to finish: {again}", 2) from None
+        number = stop.number if isinstance(stop, Stopped) else SIGINT
+        raise Stopped(f"stopped after training, while measuring; to finish: {again}", number) from None
 
 
 def _engine(data: DataSet, made: Plan, fed: Feed, weights: State | None = None) -> Engine:
     config = made.config
-    torch.manual_seed(config.run.seed)
+    seed(config.run.seed, made.device)
     model = build(made.model)  # drawn on the CPU, so that every device starts from the same weights
     if weights:
         model.load_state_dict(weights)
@@ -314,7 +357,7 @@ def _engine(data: DataSet, made: Plan, fed: Feed, weights: State | None = None) 
     engine = Engine(
         model,
         loss,
-        Preparation(fed.train.cut, config.augmentation, mean, std, loss),
+        Preparation(fed.train.cropper, config.augmentation, mean, std, loss),
         optimisers.build(model, config.optimiser),
         Ema(model, config.optimiser.ema) if config.optimiser.ema else None,
         config.optimiser.clip,
@@ -336,12 +379,12 @@ def _restore(loop: Loop, folder: RunFolder, teller: Teller) -> None:
     if not state.states(folder.state):
         teller.note("nothing was saved before the run ended: starting from the beginning")
         if loop.world.first:
-            folder.rewind(-1)
+            folder.rewind(-1, -1)
         return
     path, progress = state.newest(folder.state)
     loop.restore(path, progress)
     if loop.world.first:
-        folder.rewind(loop.progress.step)
+        folder.rewind(loop.progress.step, loop.progress.evaluated)
         folder.record({"kind": "event", "step": loop.progress.step, "text": f"resumed from {path.name}"})
     teller.note(f"going on from step {loop.progress.step:,} of {loop.plan.steps:,}")
 
@@ -365,13 +408,14 @@ def _introduce(data: DataSet, made: Plan, teller: Teller) -> None:
     shown = "grey" if made.model.channels == 1 else "RGB"
     part = "" if made.trained.numbers == found.parameters else f", of which {made.trained.numbers:,} are trained"
     passes = -(-made.batch_size // made.micro_batch)
-    by = f"{passes} passes of {made.micro_batch}" if passes > 1 else "one pass"
+    by = f"in {passes} passes of {made.micro_batch} each" if passes > 1 else "in one pass each"
+    steps = f"{made.steps:,} step{'' if made.steps == 1 else 's'}"
     teller.table(
         [
             ("data", f"{data.name}: {counts} images, {len(data.classes):,} classes ({data.split or 'no validation'})"),
             ("model", f"{_shape(made)}: {found.parameters:,} parameters{part}, {height} x {width} {shown}"),
             *([("begins", f"with {_beginning_of(made)}")] if made.known.start else []),
-            ("run", f"{made.steps:,} steps of {made.batch_size:,} images ({config.schedule.duration}), {by}"),
+            ("run", f"{steps} of {made.batch_size:,} images ({config.schedule.duration}), {by}"),
             ("device", f"{made.device}, {made.precision}"),
             ("memory", f"about {sizes(made.memory)} for a step; {sizes(free_memory(made.device))} are free"),
         ]
@@ -412,36 +456,79 @@ def _value(value: Any) -> str:
 
 
 def _conclude(data: DataSet, loop: Loop) -> Outcome:
-    """Measure the best weights on images that chose nothing, if there are any, and write it all down."""
+    """Measure the final weights, and write it all down.
+
+    On test images, which selected nothing, these are the best weights. Without a test split they are the weights of the
+    last step on the validation images: those of the best weights selected them, so that their accuracy is too high.
+    """
     made, fed, folder, teller = loop.plan, loop.feed, loop.folder, loop.teller
     split = "test" if fed.test is not None else "val" if fed.val is not None else "train"
     loader = fed.test or fed.val
     result: Result | None = None
     examples: tuple[list[Example], list[Example]] = ([], [])
-    loop.world.wait()  # for the file of the best weights
+    loop.world.wait()  # for the files of the weights
     if loader is not None and loop.world.first:
-        result, examples = _measure(replace(loader, rank=0, ranks=1), made, folder, teller, split)
-    outcome = Outcome(folder.path, split, result, loop.progress.step, loop.progress.seconds)
+        measured = folder.best if split == "test" else folder.last
+        if state.digest(measured) != loop.progress.weights[measured.name]:
+            raise VitreousError(
+                f"{measured} was changed after it was written; {program()} train --resume {folder.path} restores it"
+            )
+        result, examples = _measure(measured, replace(loader, rank=0, ranks=1), made, teller, split)
+    selection = _selection(loop, split)
+    outcome = Outcome(folder.path, split, result, loop.progress.step, loop.progress.seconds, selection)
     summary = {
         "split": split,
         "steps": outcome.steps,
         "seconds": outcome.seconds,
         "best": asdict(loop.progress.best) if loop.progress.best else None,
+        "selection": list(selection),
         "result": result.to_json() if result else None,
     }
     if loop.world.first:
         _report(data, made, folder, outcome, examples, loader.source if loader else data.train)
-        with replacing(folder.path / "result.json") as temporary:
+        with atomic_file(folder.path / "result.json") as temporary:
             dump_json(temporary, summary)
-        _summarise(made, folder, outcome, loop, teller)
+        folder.complete()
+        _summarise(made, folder, outcome, teller)
     return outcome
 
 
+def _selection(loop: Loop, split: str) -> tuple[str, ...]:
+    """How the weights that were measured, and those of best.safetensors, were selected: a sentence for each."""
+    best, fed, config = loop.progress.best, loop.feed, loop.plan.config
+    tried = lr_search.tried(loop.folder) if config.finetuning.lr_candidates else []
+    rate = f"learning rate {config.optimiser.lr:g}: the best of {len(tried)} on {tried[0].images:,}" if tried else ""
+    chosen = (f"{rate} development images, taken from train",) if tried else ()
+    if best is None:
+        averaged = ", averaged by EMA" if config.optimiser.ema else ""
+        return (
+            f"best.safetensors, the weights of the last step{averaged}; no validation images selected them",
+            *chosen,
+        )
+    assert fed.val is not None
+    count = sum(record.get("kind") == "eval" for record in loop.folder.records())
+    metric = config.run.best_by or "top1"
+    kind = "EMA weights" if best.weights == "ema" else "weights"
+    evaluations = f"the best of {count} evaluations on" if count > 1 else "evaluated once on"
+    how = (
+        f"{kind} of step {best.step:,}, selected by {metric}: {evaluations} {len(fed.val.indices):,} validation images"
+    )
+    if split == "test":
+        return (f"best.safetensors, the {how}; the test images selected nothing", *chosen)
+    patience = ", which also decided when to stop" if loop.progress.step < loop.plan.steps else ""
+    return (
+        f"last.safetensors, the weights of the last step, not selected by these images{patience}",
+        f"best.safetensors holds the {how} ({shown(metric, best.value)}); as these images selected it, expect less on"
+        " new ones",
+        *chosen,
+    )
+
+
 def _measure(
-    loader: Any, made: Plan, folder: RunFolder, teller: Teller, split: str
+    weights: Path, loader: Any, made: Plan, teller: Teller, split: str
 ) -> tuple[Result, tuple[list[Example], list[Example]]]:
     """In fp32, from the file: what whoever loads it will get."""
-    model = load(folder.best, device=made.device)
+    model = load(weights, device=made.device)
     loss = Loss(made.config.objective.loss == "sigmoid", made.known.classes)
     scores = Scores(made.known.classes, made.known.several, made.device, loss.sigmoid)
     extremes = Extremes(SHOWN, made.known.several, loss.sigmoid)
@@ -469,9 +556,10 @@ def _report(
     runs, missing = _runs(made, folder, outcome, records)
     write_report(
         folder.report,
-        Report(
+        TrainingReport(
             title=data.name,
             outcome=sentence(outcome, made),
+            selection=outcome.selection,
             command=description["command"],
             classes=data.classes,
             records=records,
@@ -493,42 +581,44 @@ def _report(
 
 def _runs(
     made: Plan, folder: RunFolder, outcome: Outcome, records: Sequence[dict[str, Any]]
-) -> tuple[list[Ran], list[str]]:
+) -> tuple[list[RunSummary], list[str]]:
     """This run and the one that is shown beside it, if there is one; and what there is to note about that."""
     if made.config.run.beside is None:
         return [], []
     other = RunFolder(Path(made.config.run.beside))
     try:
-        theirs = beside.read(other)
+        theirs = other_run.read(other)
         alike = other.description().get("fingerprint") == folder.description()["fingerprint"]
     except VitreousError as error:  # it was there when this one began, and this one is finished
         return [], [f"the run beside this one could not be read any more: {error}"]
     notes = [] if alike else [f"{theirs.name} was trained and measured on other images than this run"]
-    ours = beside.ran(folder, records, outcome.result, outcome.split)
+    ours = other_run.ran(folder, records, outcome.result, outcome.split, outcome.selection)
     return [ours, theirs if theirs.name != ours.name else replace(theirs, name=str(other.path))], notes
 
 
-def _pictures(found: Sequence[Example], data: DataSet, source: Source) -> list[Picture]:
+def _pictures(found: Sequence[Example], data: DataSet, source: Source) -> list[ExampleImage]:
     pictures = []
     for example in found:
         pixels: Any = np.asarray(source.image(example.index))
         truth = tuple(data.classes[i] for i in example.truth)
         answers = tuple((data.classes[i], p) for i, p in example.answers)
-        pictures.append(Picture(source.name(example.index), pixels, truth, answers, example.loss))
+        pictures.append(ExampleImage(source.name(example.index), pixels, truth, answers, example.loss))
     return pictures
 
 
 def sentence(outcome: Outcome, made: Plan) -> str:
-    """What was reached, in one sentence."""
-    length = f"{outcome.steps * made.batch_size / made.known.images:.3g} epochs in {times(outcome.seconds)}"
+    """The result in one sentence: of which images, with which uncertainty, after how long."""
+    epochs = f"{outcome.steps * made.batch_size / made.known.images:.3g}"
+    length = f"{epochs} epoch{'' if epochs == '1' else 's'} in {times(outcome.seconds)}"
     length += f", beginning with {made.known.start.name}" if made.known.start else ""
     result = outcome.result
     if result is None:
         return f"trained for {length}; nothing was held out to measure on"
-    if result.top1 is None:
+    if result.interval is None or result.top1 is None:
         value = "no" if result.map is None else f"{result.map:.1%}"
         return f"{value} mean average precision on {result.images:,} {outcome.split} images, after {length}"
-    return f"{result.top1:.1%} of {result.images:,} {outcome.split} images right, after {length}"
+    interval = f"95% interval {percentages(result.interval)}"
+    return f"{result.top1:.1%} of {result.images:,} {outcome.split} images right ({interval}), after {length}"
 
 
 def next_steps(folder: RunFolder) -> list[str]:
@@ -545,22 +635,19 @@ def _look_inside(folder: RunFolder) -> str:
     page = folder.path / "inspection" / "index.html"
     if not page.exists():
         page.parent.mkdir(exist_ok=True)
-        made_by = escape(f"{program()} inspect {shlex.quote(str(folder.path))}")
-        with replacing(page) as temporary:
+        made_by = html.text(f"{program()} inspect {shlex.quote(str(folder.path))}")
+        with atomic_file(page) as temporary:
             temporary.write_text(INVITATION.format(command=made_by), encoding="utf-8")
     return "inspection/index.html"
 
 
-def _summarise(made: Plan, folder: RunFolder, outcome: Outcome, loop: Loop, teller: Teller) -> None:
-    result, best = outcome.result, loop.progress.best
-    rows = [("reached", sentence(outcome, made))]
+def _summarise(made: Plan, folder: RunFolder, outcome: Outcome, teller: Teller) -> None:
+    result = outcome.result
+    rows = [("result", sentence(outcome, made))]
     if result is not None:
         numbers = result.summary().items()
         rows.append((outcome.split, "  ".join(f"{name} {shown(name, value)}" for name, value in numbers)))
-    if best is not None:
-        metric = made.config.run.best_by or ""
-        chosen = f"by val {metric} {shown(metric, best.value)}"
-        rows.append(("best", f"step {best.step:,}, {best.weights} weights, {chosen}"))
+    rows += [("weights" if not number else "", text) for number, text in enumerate(outcome.selection)]
     rows += [("model", str(folder.best)), ("report", str(folder.report))]
     teller.say("")
     teller.table(rows)
@@ -570,6 +657,12 @@ def _summarise(made: Plan, folder: RunFolder, outcome: Outcome, loop: Loop, tell
 
 
 def _finished(folder: RunFolder) -> Outcome:
-    found = read_json(folder.path / "result.json")
-    result = None if found["result"] is None else result_from_json(found["result"])
-    return Outcome(folder.path, found["split"], result, found["steps"], found["seconds"])
+    path = folder.path / "result.json"
+    found = read_json(path)
+    try:
+        result = None if found["result"] is None else result_from_json(found["result"])
+        split, steps, seconds = str(found["split"]), int(found["steps"]), float(found["seconds"])
+        selection = tuple(map(str, found.get("selection", ())))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise VitreousError(f"{path} is damaged ({error}): remove it, and resume the run to measure again") from error
+    return Outcome(folder.path, split, result, steps, seconds, selection)

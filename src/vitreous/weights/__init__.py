@@ -1,5 +1,6 @@
-"""Checkpoints: one file for each dialect, with one table that is read both ways; finding, opening, accounting, writing.
+"""Checkpoints: read and written in all dialects (Google, timm, Hugging Face, torchvision, DINO, native).
 
-load.py  finds the files, asks a dialect what is in them, accounts for every tensor and makes a model of it
-save.py  asks a dialect how it would write a model, names what it cannot express, and writes it
+load.py     `vitreous.load`: opens the files, detects the dialect, builds the model, reports every tensor
+save.py     `vitreous.save` and `vitreous.convert`: plans the file of a dialect, checks it, writes it
+dialect.py  the interface that each dialect module implements
 """

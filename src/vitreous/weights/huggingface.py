@@ -1,7 +1,8 @@
 """Hugging Face's ViT and DINOv2, with and without registers.
 
-Their files have kept one set of names since the beginning; since version 5 the models in memory have others. Both are
-read, the files' are written. `config.json` and `preprocessor_config.json` are read where they lie beside the weights.
+Their files have used the same tensor names since the first version. Since transformers 5, the models in memory use
+other names. Both are read; the names of the files are written. config.json and preprocessor_config.json of the same
+folder are read as well.
 """
 
 import re
@@ -11,16 +12,28 @@ from typing import Any
 from vitreous.errors import VitreousError
 from vitreous.models.checks import pair
 from vitreous.models.vit import ViTConfig
-from vitreous.preprocessing import Preprocessing, plain, preset
-from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, Labels, Rename, View, infer, places_for
+from vitreous.weights.checkpoint import Checkpoint, Labels
+from vitreous.weights.compatibility import CompatibilityCheck, fit_class_position, lost_settings
+from vitreous.weights.dialect import Dialect, Hints, ParsedCheckpoint, WritePlan
 from vitreous.weights.dino import add_mask_token
-from vitreous.weights.express import Expression, fit_class_slot, unsaid
-from vitreous.weights.files import Tensors
-from vitreous.weights.places import Place
+from vitreous.weights.huggingface_keys import FIXED, NO_EFFECT, USED
+from vitreous.weights.huggingface_preprocessor import parse_preprocessor_json, shorten_value, write_preprocessor_json
+from vitreous.weights.infer_config import Rename, RenamedTensors, infer_config_fields, rename_parameters
+from vitreous.weights.load_report import Remarks
+from vitreous.weights.tensor_map import DialectTensor
+from vitreous.weights.tensors import Tensors
 
-NAME = "huggingface"
-PATCHES = "embeddings.patch_embeddings.projection.weight"
-TYPES = ("vit", "vit_msn", "vit_mae", "deit", "dinov2", "dinov2_with_registers")
+PATCH_EMBEDDING = "embeddings.patch_embeddings.projection.weight"
+# Supported values of model_type, with the default epsilon of their norms.
+MODEL_TYPES = {
+    "vit": 1e-12,
+    "vit_msn": 1e-6,
+    "vit_mae": 1e-12,
+    "deit": 1e-12,
+    "dinov2": 1e-6,
+    "dinov2_with_registers": 1e-6,
+}
+CONFIG_JSON_KEYS = ("model_type", "hidden_size")  # its config.json has one of them
 GELUS = {
     "gelu": "erf",
     "gelu_python": "erf",
@@ -28,8 +41,7 @@ GELUS = {
     "gelu_pytorch_tanh": "tanh",
     "gelu_fast": "tanh",
 }
-RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
-COMMON = (
+COMMON_NAMES = (
     (r"^patch_embed\.proj\.", "embeddings.patch_embeddings.projection."),
     (r"^cls_token$", "embeddings.cls_token"),
     (r"^reg_token$", "embeddings.register_tokens"),
@@ -37,13 +49,16 @@ COMMON = (
     (r"^(fc_)?norm\.", "layernorm."),
     (r"^pre_logits\.", "pooler.dense."),
 )
-VIT = ((r"\.norm1\.", ".layernorm_before."), (r"\.norm2\.", ".layernorm_after."))
-DINO = ((r"\.ls([12])\.gamma$", r".layer_scale\1.lambda1"),)
+VIT_NAMES = ((r"\.norm1\.", ".layernorm_before."), (r"\.norm2\.", ".layernorm_after."))
+DINOV2_NAMES = ((r"\.ls([12])\.gamma$", r".layer_scale\1.lambda1"),)
 
 
-def renamer(prefix: str, dinov2: bool, layers: str, split: str, mlp: str) -> Rename:
-    """From our names to theirs. `layers` is where the blocks are, `split` and `mlp` which names attention and MLP have:
-    "file" or "memory", of the MLP also "swiglu" and "swiglu-memory"."""
+def _renamer(prefix: str, dinov2: bool, layers: str, attention: str, mlp: str) -> Rename:
+    """Return the function from parameter names to Hugging Face's names.
+
+    `layers`: the name of the list of blocks. `attention` and `mlp`: which names they have, "file" or "memory" (of
+    transformers 5); for the MLP also "swiglu" and "swiglu-memory".
+    """
     fc1, fc2 = {
         "file": (("intermediate.dense",), "output.dense"),
         "memory": (("mlp.fc1",), "mlp.fc2"),
@@ -56,31 +71,34 @@ def renamer(prefix: str, dinov2: bool, layers: str, split: str, mlp: str) -> Ren
             "attention.output.dense",
         ),
         "memory": (("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj"),
-    }[split]
-    parts = {"attn.qkv": qkv, "attn.proj": (proj,), "mlp.fc1": fc1, "mlp.fc2": (fc2,)}
+    }[attention]
+    submodules = {"attn.qkv": qkv, "attn.proj": (proj,), "mlp.fc1": fc1, "mlp.fc2": (fc2,)}
 
-    def rename(ours: str) -> tuple[str, ...]:
-        if ours.startswith("head."):
-            return (ours.replace("head.", "classifier."),)
-        for pattern, theirs in COMMON + (DINO if dinov2 else VIT):
-            ours = re.sub(pattern, theirs, ours)
-        if not ours.startswith("blocks."):
-            return (prefix + ours,)
-        ours = ours.replace("blocks", layers, 1)
-        for mine, names in parts.items():
-            if f".{mine}." in ours:
-                return tuple(ours.replace(mine, name) for name in names)
-        return (ours,)
+    def rename(parameter: str) -> tuple[str, ...]:
+        if parameter.startswith("head."):
+            return (parameter.replace("head.", "classifier."),)
+        for pattern, replacement in COMMON_NAMES + (DINOV2_NAMES if dinov2 else VIT_NAMES):
+            parameter = re.sub(pattern, replacement, parameter)
+        if not parameter.startswith("blocks."):
+            return (prefix + parameter,)
+        parameter = parameter.replace("blocks", layers, 1)
+        for submodule, names in submodules.items():
+            if f".{submodule}." in parameter:
+                return tuple(parameter.replace(submodule, name) for name in names)
+        return (parameter,)
 
     return rename
 
 
-def _style(tensors: Tensors) -> tuple[str, bool, str] | None:
-    """Prefix, whether it is DINOv2's, and where its layers are; None if this is not ours to read."""
+# ---------------------------------------------------------------- reading
+
+
+def _detect_naming(tensors: Tensors) -> tuple[str, bool, str] | None:
+    """Return the prefix of names, whether it is a DINOv2, and the name of the list of blocks; None if not detected."""
     for name in tensors:
-        if name.endswith(PATCHES):
-            prefix = name.removesuffix(PATCHES)
-            # The last is MSN's with a classifier, whose layers transformers 5 writes without the prefix.
+        if name.endswith(PATCH_EMBEDDING):
+            prefix = name.removesuffix(PATCH_EMBEDDING)
+            # The last one is MSN with a classifier: transformers 5 writes its layers without the prefix.
             for layers in (f"{prefix}encoder.layer", f"{prefix}layers", "encoder.layer"):
                 if f"{layers}.0.layernorm_before.weight" in tensors:
                     return prefix, False, layers
@@ -89,46 +107,83 @@ def _style(tensors: Tensors) -> tuple[str, bool, str] | None:
     return None
 
 
-def claims(tensors: Tensors, settings: dict[str, Any]) -> bool:
-    return _style(tensors) is not None
+def _matches(tensors: Tensors, config_json: dict[str, Any]) -> bool:
+    return _detect_naming(tensors) is not None
 
 
-def read(tensors: Tensors, hints: Hints) -> Found:
-    style = _style(tensors)
-    assert style is not None
-    prefix, dinov2, layers = style
-    first = f"{layers}.0."
-    kinds = {"intermediate.dense": "file", "mlp.weights_in": "swiglu", "mlp.gate_proj": "swiglu-memory"}
-    mlp = next((kind for name, kind in kinds.items() if f"{first}{name}.weight" in tensors), "memory")
-    split = "file" if f"{first}attention.attention.query.weight" in tensors else "memory"
-    view = View(tensors, renamer(prefix, dinov2, layers, split, mlp))
-    settings = hints.settings if "model_type" in hints.settings or "hidden_size" in hints.settings else {}
-    notes: list[str] = []
-    known = _known(settings, dinov2)
+def _read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
+    naming = _detect_naming(tensors)
+    assert naming is not None
+    prefix, dinov2, layers = naming
+    first_block = f"{layers}.0."
+    mlp_names = {"intermediate.dense": "file", "mlp.weights_in": "swiglu", "mlp.gate_proj": "swiglu-memory"}
+    mlp = next((kind for name, kind in mlp_names.items() if f"{first_block}{name}.weight" in tensors), "memory")
+    attention = "file" if f"{first_block}attention.attention.query.weight" in tensors else "memory"
+    renamed = RenamedTensors(tensors, _renamer(prefix, dinov2, layers, attention, mlp))
+    settings = hints.config_json if any(key in hints.config_json for key in CONFIG_JSON_KEYS) else {}
+    remarks = Remarks()
+    known = _config_fields(settings, dinov2, swiglu=mlp.startswith("swiglu"))
     if not settings:
-        notes.append(
-            f"GELU, eps {known['norm_eps']}: Hugging Face's defaults; a file without its config.json does not tell"
-        )
+        remarks.guesses["GELU"] = f"exact, with norms of epsilon {known['norm_eps']}"
     if f"{prefix}embeddings.register_tokens" in tensors:
         known["resample"] = "dinov2-registers"
-    ignored = _ignored(tensors, prefix, dinov2, hints)
-    hidden = [name for name in ("head.weight", "pre_logits.weight") if set(view.rename(name)) & ignored.keys()]
-    known |= {"num_classes": 0} if "head.weight" in hidden else {}
-    known |= {"representation_size": None} if "pre_logits.weight" in hidden else {}
-    told = settings.get("image_size")
-    fields = infer(view, replace(hints, native_size=told), notes, ("class",), **known)
-    if settings.get("num_hidden_layers", fields["depth"]) != fields["depth"]:
-        raise VitreousError(f"config.json says {settings['num_hidden_layers']} layers, the file has {fields['depth']}")
-    config = ViTConfig(**fields)
-    found = Found(NAME, config, view.places(config), _preprocessing(hints.processor, config, dinov2, notes))
-    found.labels, found.notes, found.ignored = _labels(settings, config), notes, ignored
-    mask = f"{prefix}embeddings.mask_token"
-    if mask in tensors:
-        found.extras["mask_token"] = Place((mask,))
-    return found
+    ignored = _ignored_tensors(tensors, prefix, dinov2, hints)
+    unused = [name for name in ("head.weight", "pre_logits.weight") if set(renamed.rename(name)) & ignored.keys()]
+    known |= {"num_classes": 0} if "head.weight" in unused else {}
+    known |= {"representation_size": None} if "pre_logits.weight" in unused else {}
+    hints = replace(hints, native_size=settings.get("image_size"))
+    config = ViTConfig(**infer_config_fields(renamed, hints, remarks, ("class",), **known))
+    _check_settings(settings, config, remarks.notes)
+    mask_token = f"{prefix}embeddings.mask_token"
+    return ParsedCheckpoint(
+        dialect=HUGGINGFACE.name,
+        config=config,
+        tensor_map=renamed.tensor_map(config),
+        preprocessing=parse_preprocessor_json(hints.preprocessor_json, config, dinov2, remarks),
+        labels=_labels(settings, config),
+        multi_label=settings.get("problem_type") == "multi_label_classification" and config.num_classes > 0,
+        ignored=ignored,
+        extras={"mask_token": DialectTensor((mask_token,))} if mask_token in tensors else {},
+        remarks=remarks,
+    )
 
 
-def _ignored(tensors: Tensors, prefix: str, dinov2: bool, hints: Hints) -> dict[str, str]:
+def _check_settings(settings: dict[str, Any], config: ViTConfig, notes: list[str]) -> None:
+    """Check that no key of config.json contradicts the tensors or the supported models. Adds a note on unknown keys."""
+    inferred = _settings_from_tensors(config)
+    for name, value in settings.items():
+        if name in inferred and value is not None and _side(value) != inferred[name]:
+            raise VitreousError(f"config.json says {name} = {value!r}, the tensors in the file {inferred[name]!r}")
+        if name in FIXED and value not in FIXED[name]:
+            raise VitreousError(f"config.json: {name} = {value!r} is not supported")
+    if settings.get("problem_type") == "regression":
+        notes.append("config.json: problem_type = 'regression': its outputs are numbers, not classes")
+    known = {*USED, *inferred, *FIXED, *NO_EFFECT}
+    if unknown := [f"{name} = {shorten_value(value)}" for name, value in settings.items() if name not in known]:
+        notes.append(f"config.json has unknown settings, which were not used: {', '.join(unknown)}")
+
+
+def _settings_from_tensors(config: ViTConfig) -> dict[str, Any]:
+    """Return the settings of config.json that were inferred from the tensors."""
+    return {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "head_dim": config.width // config.heads,
+        "intermediate_size": config.mlp_dim,
+        "patch_size": _side(list(pair(config.patch_size))),
+        "num_channels": config.channels,
+        "qkv_bias": config.qkv_bias,
+        "use_swiglu_ffn": config.mlp == "swiglu",
+        "num_register_tokens": config.registers,
+    }
+
+
+def _side(size: Any) -> Any:
+    """Return the side length of a square [n, n], and any other value unchanged."""
+    return size[0] if isinstance(size, list) and len(size) == 2 and size[0] == size[1] else size
+
+
+def _ignored_tensors(tensors: Tensors, prefix: str, dinov2: bool, hints: Hints) -> dict[str, str]:
     ignored = {}
     classifier = "classifier.weight" in tensors
     for name in tensors:
@@ -141,25 +196,26 @@ def _ignored(tensors: Tensors, prefix: str, dinov2: bool, hints: Hints) -> dict[
         elif name.startswith("classifier.") and dinov2:
             if not hints.features_only:
                 raise VitreousError(
-                    "its classifier reads the class token and the mean of the patches side by side, which no model of"
-                    " ours does: load its features with num_classes=0, or a new head with num_classes=K"
+                    "its classifier reads the class token concatenated with the mean of the patches, which is not"
+                    " supported: load its features with num_classes=0, or a new head with num_classes=K"
                 )
-            ignored[name] = "a head of another kind, dropped by num_classes"
+            ignored[name] = "an unsupported kind of head, dropped by num_classes"
     return ignored
 
 
-def _known(settings: dict[str, Any], dinov2: bool) -> dict[str, Any]:
-    kind = settings.get("model_type")
-    if kind is not None and kind not in TYPES:
-        raise VitreousError(f"Hugging Face's {kind!r} is another architecture; read here are {', '.join(TYPES)}")
-    act = settings.get("hidden_act", "gelu")
+def _config_fields(settings: dict[str, Any], dinov2: bool, swiglu: bool) -> dict[str, Any]:
+    """Return the fields of ViTConfig that config.json determines."""
+    kind = settings.get("model_type", "dinov2" if dinov2 else "vit")
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
+        raise VitreousError(
+            f"config.json: model_type = {kind!r} is not supported; the supported types are {', '.join(MODEL_TYPES)}"
+        )
+    act = "gelu" if swiglu else settings.get("hidden_act", "gelu")  # SwiGLU ignores hidden_act
     if not isinstance(act, str) or act not in GELUS:
-        raise VitreousError(f"config.json: hidden_act = {act!r}; a ViT of ours has GELU: {', '.join(GELUS)}")
-    if settings.get("pooler_act", "tanh") != "tanh":
-        raise VitreousError(f"config.json: pooler_act = {settings['pooler_act']!r}; ours is tanh")
+        raise VitreousError(f"config.json: hidden_act = {act!r} is not supported; expected one of {', '.join(GELUS)}")
     return {
         "gelu": GELUS[act],
-        "norm_eps": settings.get("layer_norm_eps", 1e-6 if dinov2 else 1e-12),
+        "norm_eps": settings.get("layer_norm_eps", MODEL_TYPES[kind]),
         "heads": settings.get("num_attention_heads"),
         "resample": "hf",
         "dropout": settings.get("hidden_dropout_prob", 0.0),
@@ -176,62 +232,34 @@ def _labels(settings: dict[str, Any], config: ViTConfig) -> Labels:
     return None if labels == tuple(f"LABEL_{i}" for i in range(len(labels))) else labels
 
 
-def _preprocessing(processor: dict[str, Any], config: ViTConfig, dinov2: bool, notes: list[str]) -> Preprocessing:
-    size = pair(config.image_size)
-    if not processor:
-        notes.append("preprocessing: its default, for there is no preprocessor_config.json")
-        usual = plain(size, config.channels)
-        if dinov2:
-            usual = replace(preset("dino", 224, config.channels), crop="down")
-        return usual
-    shown = _box(processor.get("size", list(size)), "size")
-    final: Any = _box(processor.get("crop_size", list(size)), "crop_size") if processor.get("do_center_crop") else shown
-    if not processor.get("do_resize", True):
-        notes.append("its own program does not resize images; here they are resized to the model's size")
-        final = shown = list(size)
-    if isinstance(final, int):  # a short side without a crop: images of all shapes
-        final = [final, final]
-    number = processor.get("resample", 2)
-    if type(number) is not int or not 0 <= number < len(RESAMPLE):
-        raise VitreousError(f"preprocessor_config.json: resample = {number!r}: expected a number from 0 to 5")
-    scale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1.0
-    if not isinstance(scale, int | float) or not 1e-9 <= scale <= 1e9:
-        raise VitreousError(f"preprocessor_config.json: rescale_factor = {scale!r}: expected a number such as 1/255")
-    normalise = processor.get("do_normalize", True)
-    found = Preprocessing.from_json(
-        {
-            "size": final,
-            "resize": None if shown == final else shown,
-            "interpolation": RESAMPLE[number],
-            "crop": "round" if shown == final else "down",  # without a crop it says nothing
-            "mean": processor.get("image_mean", [0.5] * config.channels) if normalise else [0.0] * config.channels,
-            "std": processor.get("image_std", [0.5] * config.channels) if normalise else [1.0] * config.channels,
-        }
-    )
-    if abs(255 * scale - 1) > 1e-6:  # theirs is of pixels times the scale, ours of pixels in 0..1
-        mean, std = (tuple(x / (255 * scale) for x in values) for values in (found.mean, found.std))
-        found = replace(found, mean=mean, std=std)
-    return found
-
-
-def _box(size: Any, name: str) -> int | list[int]:
-    """224; {"height": .., "width": ..}; {"shortest_edge": ..}; [.., ..]. One number stands for a square."""
-    if isinstance(size, dict) and "shortest_edge" in size:
-        return pair(size["shortest_edge"], f"preprocessor_config.json: {name}")[0]
-    if isinstance(size, dict):
-        size = [size.get("height"), size.get("width")]
-    return list(pair(size, f"preprocessor_config.json: {name}"))
-
-
 # ---------------------------------------------------------------- writing
 
 
-def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
+def _write(checkpoint: Checkpoint, config: ViTConfig) -> WritePlan:
     dinov2 = config.layer_scale is not None or config.registers > 0 or config.mlp == "swiglu"
-    say = Expression(config)
-    say.token_vit()
-    say.resampling("dinov2-registers" if config.registers else "hf")
-    settings: dict[str, Any] = {
+    check = CompatibilityCheck(config)
+    check.require_class_token_vit()
+    check.require_resampling("dinov2-registers" if config.registers else "hf")
+    settings = _common_settings(config) | (_dinov2_settings(check, config) if dinov2 else _vit_settings(check, config))
+    notes = lost_settings(config, "dropout", "attention_dropout", "stochastic_depth" if dinov2 else "")
+    if config.num_classes:
+        settings |= _label_settings(checkpoint)
+    mlp = "memory" if dinov2 and config.mlp == "gelu" else "swiglu" if dinov2 else "file"
+    prefix = "vit." if config.num_classes and not dinov2 else ""
+    known = r"(blocks\.\d+\.(norm|attn\.(qkv|proj)\.|mlp\.|ls)|patch_embed|cls_token|reg_token|pos_embed$|(fc_)?norm"
+    known += ")" if dinov2 else "|head)" if config.num_classes else "|pre_logits)"
+    tensor_map = rename_parameters(config, _renamer(prefix, dinov2, f"{prefix}encoder.layer", "file", mlp), known)
+    preprocessor, lost = write_preprocessor_json(checkpoint.preprocessing)
+    plan = WritePlan(tensor_map, check.incompatibilities, notes + lost, stores_labels=True, stores_multi_label=True)
+    plan.json_files = {"config.json": settings, "preprocessor_config.json": preprocessor}
+    fit_class_position(plan, checkpoint, config, required=True)
+    if dinov2:
+        add_mask_token(plan, checkpoint, "embeddings.mask_token")
+    return plan
+
+
+def _common_settings(config: ViTConfig) -> dict[str, Any]:
+    return {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
@@ -239,36 +267,27 @@ def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,
         "layer_norm_eps": config.norm_eps,
-        "image_size": _square(config.image_size),
-        "patch_size": _square(config.patch_size),
+        "image_size": _side(list(pair(config.image_size))),
+        "patch_size": _side(list(pair(config.patch_size))),
         "num_channels": config.channels,
         "qkv_bias": config.qkv_bias,
     }
-    settings |= _dinov2(say, config) if dinov2 else _vit(say, config)
-    notes = unsaid(config, "dropout", "attention_dropout", "stochastic_depth" if dinov2 else "")
-    if config.num_classes and checkpoint.labels is not None:
-        settings["id2label"] = {str(i): label for i, label in enumerate(checkpoint.labels)}
-        settings["label2id"] = {label: i for i, label in enumerate(checkpoint.labels)}
-    elif config.num_classes:
-        settings["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.num_classes)}
-        settings["label2id"] = {f"LABEL_{i}": i for i in range(config.num_classes)}
-    mlp = "memory" if dinov2 and config.mlp == "gelu" else "swiglu" if dinov2 else "file"
-    prefix = "vit." if config.num_classes and not dinov2 else ""
-    known = r"(blocks\.\d+\.(norm|attn\.(qkv|proj)\.|mlp\.|ls)|patch_embed|cls_token|reg_token|pos_embed$|(fc_)?norm"
-    known += ")" if dinov2 else "|head)" if config.num_classes else "|pre_logits)"
-    places = places_for(config, renamer(prefix, dinov2, f"{prefix}encoder.layer", "file", mlp), known)
-    processor, lost = describe_preprocessing(checkpoint.preprocessing)
-    form = Form(places, say.objections, notes + lost, carries_labels=True)
-    form.documents = {"config.json": settings, "preprocessor_config.json": processor}
-    fit_class_slot(form, checkpoint, config, wanted=True)
-    if dinov2:
-        add_mask_token(form, checkpoint, "embeddings.mask_token")
-    return form
 
 
-def _vit(say: Expression, config: ViTConfig) -> dict[str, Any]:
+def _label_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    labels = checkpoint.labels
+    if labels is None:
+        labels = tuple(f"LABEL_{i}" for i in range(checkpoint.config.num_classes))
+    settings: dict[str, Any] = {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+    return settings | ({"problem_type": "multi_label_classification"} if checkpoint.multi_label else {})
+
+
+def _vit_settings(check: CompatibilityCheck, config: ViTConfig) -> dict[str, Any]:
     if config.num_classes and config.representation_size:
-        say.object("representation_size", "it has no hidden layer under its classifier")
+        check.reject("representation_size", "it has no hidden layer before its classifier")
     return {
         "model_type": "vit",
         "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
@@ -279,12 +298,12 @@ def _vit(say: Expression, config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def _dinov2(say: Expression, config: ViTConfig) -> dict[str, Any]:
-    say.only("num_classes", 0, why="its DINOv2 has a classifier of another kind")
-    say.only("representation_size", None, why="its DINOv2 has no hidden layer under a head")
-    say.squares("image_size", "patch_size")
+def _dinov2_settings(check: CompatibilityCheck, config: ViTConfig) -> dict[str, Any]:
+    check.require("num_classes", 0, reason="its DINOv2 has a classifier of another kind")
+    check.require("representation_size", None, reason="its DINOv2 has no hidden layer before a head")
+    check.require_square("image_size", "patch_size")
     if config.layer_scale is None:
-        say.object("layer_scale", "its DINOv2, which has registers and SwiGLU, has always one")
+        check.reject("layer_scale", "its DINOv2, the model with registers and SwiGLU, always has LayerScale")
     swiglu = config.mlp == "swiglu"
     for ratio in range(1, 17):
         hidden = config.width * ratio
@@ -292,7 +311,7 @@ def _dinov2(say: Expression, config: ViTConfig) -> dict[str, Any]:
             break
     else:
         ratio = 4
-        say.object("mlp_dim", "its DINOv2 has a whole multiple of the width")
+        check.reject("mlp_dim", "in its DINOv2, the MLP's width is an integer multiple of the width")
     name = "Dinov2WithRegisters" if config.registers else "Dinov2"
     settings = {
         "model_type": "dinov2_with_registers" if config.registers else "dinov2",
@@ -305,28 +324,4 @@ def _dinov2(say: Expression, config: ViTConfig) -> dict[str, Any]:
     return settings | ({"num_register_tokens": config.registers} if config.registers else {"use_mask_token": True})
 
 
-def _square(size: Any) -> int | list[int]:
-    height, width = pair(size)
-    return height if height == width else [height, width]
-
-
-def describe_preprocessing(p: Preprocessing) -> tuple[dict[str, Any], list[str]]:
-    lost = [] if p.antialias else ["resizing without antialiasing"]
-    if p.crop == "round" and p.resize is not None:
-        lost.append("where the odd pixel of a centre crop goes")
-    height, width = pair(p.size)
-    shown = pair(p.size) if p.resize is None else p.resize
-    described = {
-        "image_processor_type": "ViTImageProcessor" if p.resize is None else "BitImageProcessor",
-        "do_resize": True,
-        "size": {"shortest_edge": shown} if isinstance(shown, int) else {"height": shown[0], "width": shown[1]},
-        "resample": RESAMPLE.index(p.interpolation),
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(p.mean),
-        "image_std": list(p.std),
-    }
-    if p.resize is not None:
-        described |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}, "do_convert_rgb": True}
-    return described, [f"preprocessing that its config cannot express: {', '.join(lost)}"] if lost else []
+HUGGINGFACE = Dialect("huggingface", _matches, _read, _write, config_json_keys=CONFIG_JSON_KEYS)

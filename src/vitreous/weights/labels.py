@@ -1,10 +1,10 @@
-"""What the thousand classes of ImageNet-1k are called, for checkpoints that do not say."""
+"""Class names and WordNet ids of ImageNet-1k, for checkpoints without labels."""
 
 from functools import cache
 from importlib.resources import files
 
-# WordNet knows them apart by meaning; a person needs another name.
-SAME_NAME = {
+# Classes whose first synonym is also that of another class.
+DISAMBIGUATED = {
     "n02012849": "crane (bird)",
     "n03126707": "crane (machine)",
     "n03710637": "maillot",
@@ -14,19 +14,19 @@ SAME_NAME = {
 
 @cache
 def imagenet1k() -> tuple[str, ...]:
-    """The name of each class, in the order of the classes: the first of its synonyms, and no two the same."""
-    return tuple(SAME_NAME.get(wordnet_id, synonyms.split(",")[0]) for wordnet_id, synonyms in _lines())
+    """Return a unique name for each class: the first of its synonyms, disambiguated."""
+    return tuple(DISAMBIGUATED.get(wordnet_id, synonyms.split(",")[0]) for wordnet_id, synonyms in _lines())
 
 
 @cache
 def imagenet1k_wordnet_ids() -> tuple[str, ...]:
-    """The WordNet id of each class, such as "n01440764": what its folder is called in ImageNet."""
+    """Return the WordNet id of each class, such as "n01440764": the name of its folder in ImageNet."""
     return tuple(wordnet_id for wordnet_id, _ in _lines())
 
 
 @cache
 def imagenet1k_synonyms() -> tuple[str, ...]:
-    """All names of each class, in one text: "tench, Tinca tinca"."""
+    """Return all synonyms of each class in one string, such as "tench, Tinca tinca"."""
     return tuple(synonyms for _, synonyms in _lines())
 
 

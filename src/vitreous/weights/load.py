@@ -1,40 +1,32 @@
-"""`vitreous.load`: from a file, a folder, the hub or a name to a model, with an account of what was found."""
+"""`vitreous.load`: load a model from a file, a folder, the hub or a name, with a report on every tensor."""
 
 import gc
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from vitreous.errors import VitreousError, VitreousWarning
+from vitreous.errors import VitreousError, VitreousWarning, brief, find_url
+from vitreous.models.base import check_classes, with_classes
 from vitreous.models.checks import Size, pair
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
-from vitreous.models.zoo import build
 from vitreous.preprocessing import Preprocessing, preset
-from vitreous.weights import detect, hub, native, shipped
-from vitreous.weights.checkpoint import Checkpoint, Config, Found, Hints, meta_model, parameter_shapes
-from vitreous.weights.detect import looks_like
-from vitreous.weights.files import SUFFIXES, Sharded, Tensors, open_file, read_json, unwrapped
-from vitreous.weights.places import State
-from vitreous.weights.report import LoadReport
+from vitreous.weights.checkpoint import Checkpoint, Config, meta_model, parameter_shapes
+from vitreous.weights.checkpoint_files import open_checkpoint
+from vitreous.weights.detect import detect_and_read, name_unsupported_model
+from vitreous.weights.dialect import Hints, ParsedCheckpoint
+from vitreous.weights.load_report import LoadReport
 from vitreous.weights.resize import resize
+from vitreous.weights.state_dict import read_state_dict
+from vitreous.weights.tensors import Tensors
 
-MAIN = (
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-    "best.safetensors",  # of a training run, which keeps its last weights beside them
-)
+MAX_LISTED = 24  # tensors that an error or warning lists
+MAX_MESSAGE = 4000  # characters of an error, which may quote names in the file
 
 
 def load(
@@ -48,17 +40,17 @@ def load(
     dtype: torch.dtype | None = torch.float32,
     preprocessing: Preprocessing | str | None = None,
 ) -> VisionTransformer | BiT:
-    """The model in a checkpoint of any dialect, ready to be called: `source` is a file, a folder, `hf://owner/name`
-    or "vitreous-mini", which comes with the package (a file of that name is "./vitreous-mini", or a Path).
+    """Load the model of a checkpoint in any dialect, in eval mode. `source`: a file, a folder, `hf://owner/name`, or
+    "vitreous-mini", which comes with the package (for a file of that name: "./vitreous-mini", or a Path).
 
-    `num_classes=K` gives it a new head of zeros in place of its own (and of the pre-training layer under it), 0 none.
-    `image_size` lays it out for another size, its positions resampled for good. `heads` where the file cannot tell.
-    With `strict=False`, tensors that are missing are drawn at random and unexpected ones are left out, with a warning.
-    `dtype=None` keeps the file's. What was found is in `model.report`. Labels and preprocessing come with the model;
-    where a file does not tell its preprocessing, name it: google, augreg, deit, torchvision, dino; or give your own.
+    `num_classes=K`: replace the head, and the pre-logits layer before it, by a new head of zeros; 0: no head.
+    `image_size`: resample the positional embeddings to this size. `heads`: for files that do not contain it.
+    `strict=False`: initialise missing tensors at random and ignore unexpected ones, with a warning.
+    `dtype=None`: keep the dtype of the file. `preprocessing`: a Preprocessing, or google, augreg, deit, torchvision or
+    dino, for files that do not contain it. The model has `report` (a LoadReport), `labels` and `preprocessing`.
     """
-    with no_collection():
-        checkpoint = read(
+    with _garbage_collection_disabled():
+        checkpoint = read_checkpoint(
             source,
             num_classes=num_classes,
             image_size=image_size,
@@ -76,18 +68,9 @@ def load(
     return model.eval()
 
 
-def usable(device: torch.device | str) -> None:
-    """Nothing is read for a device that is not there."""
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise VitreousError(f"device = {str(device)!r} cannot be used here: {reason}") from error
-
-
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Building a model makes many objects and no garbage; to look for some among all of torch's takes longer."""
+def _garbage_collection_disabled() -> Iterator[None]:
+    """Building a model creates many objects and no garbage; collecting among all objects of torch is slow."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -97,7 +80,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def read(
+def read_checkpoint(
     source: str | os.PathLike[str],
     *,
     num_classes: int | None = None,
@@ -108,214 +91,139 @@ def read(
     dtype: torch.dtype | None = None,
     preprocessing: Preprocessing | str | None = None,
 ) -> Checkpoint:
-    """What `load` makes a model of."""
-    name = os.fsdecode(source)
-    if num_classes is not None and (type(num_classes) is not int or num_classes < 0):
-        raise VitreousError(f"num_classes = {num_classes!r}: expected 0 or more")
+    """Read a checkpoint without building the model. The arguments are those of `load`."""
+    name = find_url(source) or os.fsdecode(source)
+    if num_classes is not None:
+        check_classes(num_classes)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise VitreousError(f"dtype = {dtype!r}: expected a floating-point type of torch, or None for the file's")
+        raise VitreousError(f"dtype = {brief(dtype)}: expected a floating-point type of torch, or None for the file's")
     if not isinstance(preprocessing, Preprocessing | str | None):
-        raise VitreousError(f"preprocessing = {preprocessing!r}: expected a Preprocessing or the name of one")
-    usable(device)
+        raise VitreousError(f"preprocessing = {brief(preprocessing)}: expected a Preprocessing or the name of one")
+    _check_device(device)
     try:
-        file = find(source)
+        files = open_checkpoint(source)
         hints = Hints(
-            file.settings, file.processor, heads, image_size=image_size, features_only=num_classes is not None
+            files.config_json,
+            files.preprocessor_json,
+            heads,
+            image_size=image_size,
+            features_only=num_classes is not None,
         )
-        found = detect.read(file.tensors, hints)
-        if heads is not None and not isinstance(found.config, ViTConfig):
+        parsed = detect_and_read(files.tensors, hints)
+        if heads is not None and not isinstance(parsed.config, ViTConfig):
             raise VitreousError(f"heads = {heads}: this is a BiT, which has none")
         if num_classes is not None:
-            change_head(found, num_classes)
-        report = account(name, file.tensors, found, strict)
-        state = gather(file.tensors, found, report, torch.device(device), dtype)
-        config = found.config
+            _replace_head(parsed, num_classes)
+        report = _account_for_tensors(name, files.tensors, parsed, strict)
+        state = read_state_dict(files.tensors, parsed, report, torch.device(device), dtype)
+        config = parsed.config
         if image_size is not None and pair(image_size, "image_size") != pair(config.image_size):
             config, state = resize(config, state, image_size)
-        shown = settle_preprocessing(found, config, preprocessing, resized=image_size is not None, report=report)
-        extras = {ours: place.read(file.tensors) for ours, place in found.extras.items()}
-    except VitreousError as error:
-        raise VitreousError(f"{name}: {error}") from error
-    report = replace(report, config=config)
-    return Checkpoint(config, state, shown, found.labels, report, extras, found.multi_label)
-
-
-def settle_preprocessing(
-    found: Found, config: Config, given: Preprocessing | str | None, *, resized: bool, report: LoadReport
-) -> Preprocessing:
-    """What was given, or what the file tells, for the size and channels of the model."""
-    shown = found.preprocessing.at(pair(config.image_size)) if resized else found.preprocessing
-    if given is not None:  # then what was made of the file is of no interest
-        shown = preset(given, pair(config.image_size), config.channels) if isinstance(given, str) else given
-        report.drop_notes("preprocessing:")
-    if len(shown.mean) != config.channels:
-        shown = shown.for_channels(config.channels)
-        report.add_note(f"mean and std were not for {config.channels} channels: averaged")
-    return shown
-
-
-# ---------------------------------------------------------------- finding the files
-
-
-@dataclass
-class Files:
-    """The tensors, and the JSON files that lie beside them."""
-
-    tensors: Tensors
-    settings: dict[str, Any]
-    processor: dict[str, Any]
-
-
-def find(source: str | os.PathLike[str]) -> Files:
-    path = _place(source)
-    if not os.path.lexists(path):
-        near = get_close_matches(str(path).lower(), shipped.NAMES, n=1, cutoff=0.7)
-        hint = f"; did you mean {near[0]}, which comes with the package?" if near else ""
-        raise VitreousError(f"no such file or folder{hint}")
-    try:
-        weights = _main_file(path) if path.is_dir() else path
-    except OSError as error:
-        raise VitreousError(f"cannot be read ({error.strerror or error})") from error
-    opened = Sharded(weights) if weights.name.endswith(".index.json") else open_file(weights)
-    tensors = unwrapped(opened)
-    if source in shipped.NAMES and os.path.lexists(source):
-        tensors.notes.append(f"this is the {source} that comes with the package; what lies here is ./{source}")
-    beside = [weights.parent / name for name in ("config.json", "preprocessor_config.json")]
-    if "vitreous" in tensors.metadata or (not path.is_dir() and weights.name not in MAIN):
-        return Files(tensors, {}, {})  # a file by itself: what lies near it may belong to another
-    settings, processor = (read_json(file) if file.is_file() else {} for file in beside)
-    return Files(tensors, settings, processor)
-
-
-def _place(source: str | os.PathLike[str]) -> Path:
-    if source in shipped.NAMES:  # a name, whatever lies in the current folder; a Path is never one
-        return shipped.path_of(str(source))
-    text = os.fsdecode(source)
-    return hub.fetch(text) if text.startswith(hub.SCHEME) else Path(text)
-
-
-def _main_file(folder: Path) -> Path:
-    for name in MAIN:
-        if (folder / name).is_file():
-            return folder / name
-    candidates = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file())
-    candidates = [file for file in candidates if not file.name.startswith(".")]
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        raise VitreousError(f"a folder of several checkpoints; name one: {', '.join(file.name for file in candidates)}")
-    raise VitreousError(f"a folder without weights: no file in it ends in {', '.join(SUFFIXES)}")
-
-
-# ---------------------------------------------------------------- accounting for every tensor
-
-
-def change_head(found: Found, num_classes: int) -> None:
-    """A new head, or none; the layer of pre-training under it goes too, as in the official fine-tuning."""
-    config: Any = found.config
-    drop = ("head.", "pre_logits.") if num_classes else ("head.",)
-    changes: dict[str, Any] = {"num_classes": num_classes}
-    if num_classes and isinstance(config, ViTConfig):
-        changes["representation_size"] = None
-    if config.num_classes:
-        found.notes.append(
-            f"the file's own head of {config.num_classes} classes is dropped by num_classes={num_classes}"
+        final_preprocessing = _choose_preprocessing(
+            parsed, config, preprocessing, resized=image_size is not None, report=report
         )
-    for ours in [ours for ours in found.places if ours.startswith(drop)]:
-        rule = f"dropped by num_classes={num_classes}"
-        found.ignored |= dict.fromkeys(found.places.pop(ours).names, rule)
-    found.config, found.labels, found.multi_label = replace(config, **changes), None, False
+        extras = {parameter: stored.read(files.tensors) for parameter, stored in parsed.extras.items()}
+    except VitreousError as error:
+        text = str(error)
+        text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
+        raise VitreousError(f"{name}: {text}") from error
+    report = replace(report, config=config)
+    return Checkpoint(config, state, final_preprocessing, parsed.labels, report, extras, parsed.multi_label)
 
 
-def account(source: str, tensors: Tensors, found: Found, strict: bool) -> LoadReport:
-    """Every tensor of the file is used, ignored by a rule, or unexpected; every one of the model's there or missing."""
-    missing = [ours for ours, place in found.places.items() if not all(name in tensors for name in place.names)]
-    used = {name for place in found.places.values() for name in place.names if name in tensors}
-    ignored = {name: rule for name, rule in found.ignored.items() if name in tensors and name not in used}
+def _check_device(device: torch.device | str) -> None:
+    """Raise an error if the device cannot be used, before anything is read."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise VitreousError(f"device = {str(device)!r} cannot be used here: {reason}") from error
+
+
+def _choose_preprocessing(
+    parsed: ParsedCheckpoint,
+    config: Config,
+    requested: Preprocessing | str | None,
+    *,
+    resized: bool,
+    report: LoadReport,
+) -> Preprocessing:
+    """Return the preprocessing that was requested, or that of the file, for the model's size and channels."""
+    chosen = parsed.preprocessing.at(pair(config.image_size)) if resized else parsed.preprocessing
+    if requested is not None:
+        size, channels = pair(config.image_size), config.channels
+        chosen = preset(requested, size, channels) if isinstance(requested, str) else requested
+        report.drop("preprocessing")  # notes about the file's preprocessing no longer apply
+    if len(chosen.mean) != config.channels:
+        chosen = chosen.for_channels(config.channels)
+        report.add_note(f"mean and std were not for {config.channels} channels: averaged")
+    return chosen
+
+
+def _replace_head(parsed: ParsedCheckpoint, num_classes: int) -> None:
+    """Drop the head of the file. A new head also drops the pre-logits layer, as the official fine-tuning does."""
+    dropped = ("head.", "pre_logits.") if num_classes else ("head.",)
+    if parsed.config.num_classes:
+        parsed.remarks.notes.append(
+            f"the file's head of {parsed.config.num_classes} classes is dropped by num_classes={num_classes}"
+        )
+    for parameter in [parameter for parameter in parsed.tensor_map if parameter.startswith(dropped)]:
+        reason = f"dropped by num_classes={num_classes}"
+        parsed.ignored |= dict.fromkeys(parsed.tensor_map.pop(parameter).names, reason)
+    parsed.config, parsed.labels, parsed.multi_label = with_classes(parsed.config, num_classes), None, False
+
+
+# ---------------------------------------------------------------- reporting every tensor
+
+
+def _account_for_tensors(source: str, tensors: Tensors, parsed: ParsedCheckpoint, strict: bool) -> LoadReport:
+    """Classify each tensor of the file as used, ignored or unexpected, and each parameter as present or missing.
+    Unexpected and missing tensors are an error, or a warning if not `strict`."""
+    mapped = parsed.tensor_map
+    missing = [parameter for parameter, stored in mapped.items() if not all(name in tensors for name in stored.names)]
+    used = {name for stored in mapped.values() for name in stored.names if name in tensors}
+    ignored = {name: reason for name, reason in parsed.ignored.items() if name in tensors and name not in used}
     unexpected = [name for name in tensors if name not in used and name not in ignored]
-    origin = {"source": Path(source).name, "dialect": found.dialect}
+    origin = {"source": Path(source).name, "dialect": parsed.dialect}
     report = LoadReport(
         source=source,
         container=tensors.container,
-        dialect=found.dialect,
-        config=found.config,
+        dialect=parsed.dialect,
+        config=parsed.config,
         used=tuple(name for name in tensors if name in used),
         ignored=ignored | tensors.ignored,
         unexpected=tuple(unexpected),
         missing=tuple(missing),
-        notes=(*tensors.notes, *found.notes),
-        origin=found.origin if found.dialect == native.NAME else origin,
+        facts=(*tensors.notes, *parsed.remarks.notes),
+        guesses=parsed.remarks.guesses,
+        origin=parsed.origin if parsed.dialect == "native" else origin,
     )
-    if not (missing or unexpected):
-        return report
-    other = looks_like(unexpected)
-    hint = f" (by its names it looks like a {other})" if other else ""
-    lines = [f"  - {' + '.join(found.places[ours].names)}" for ours in missing]
-    lines += [f"  + {name} {tensors.shape(name)}" for name in unexpected]
-    if len(lines) > 24:
-        lines = [*lines[:24], f"  and {len(lines) - 24} more"]
-    faults = [f"it lacks {len(missing)} tensors (-)"] if missing else []
-    faults += [f"{len(unexpected)} of its tensors have no place (+)"] if unexpected else []
-    text = f"read as {found.dialect}, {' and '.join(faults)}"
-    if strict:
-        raise VitreousError(f"{text}{hint}; load(..., strict=False) goes on without them\n" + "\n".join(lines))
-    warnings.warn(f"{source}: {text}\n" + "\n".join(lines), VitreousWarning, stacklevel=4)
+    if missing or unexpected:
+        _complain_about_tensors(report, tensors, parsed, strict)
     return report
 
 
-def gather(
-    tensors: Tensors, found: Found, report: LoadReport, device: torch.device, dtype: torch.dtype | None
-) -> State:
-    """The model's own tensors, each checked, converted and on its device, and what was copied let go of."""
-    expected = parameter_shapes(found.config)
-    drawn = _draw(found.config, report.missing) if report.missing else {}
-    state: State = {}
-    wrong = []
-    for ours, shape in expected.items():
-        if ours in drawn:
-            tensor = drawn[ours]
-        elif ours not in found.places:  # a new head starts at zero
-            tensor = torch.zeros(shape)
-        else:
-            place = found.places[ours]
-            tensor = place.read(tensors)
-            if tuple(tensor.shape) != shape:
-                wrong += [f"  - {ours} {shape}", f"  + {' + '.join(place.names)} {tuple(tensor.shape)}"]
-                continue
-            check_finite(tensor, " + ".join(place.names))
-            if ours == "head.weight" and not tensor.any():
-                headless = "the head is all zeros: its logits mean nothing until it is trained"
-                report.add_note(headless)
-                warnings.warn(f"{report.source}: {headless}", VitreousWarning, stacklevel=4)
-        state[ours] = tensor.to(device, dtype)
-        if ours in found.places and ours not in drawn and found.places[ours].layer is None:
-            for name in found.places[ours].names:
-                if tensors[name].data_ptr() != state[ours].data_ptr():
-                    tensors.release(name)
-    if wrong:
-        raise VitreousError("tensors do not fit the model (- wanted, + found):\n" + "\n".join(wrong[:24]))
-    return state
+def _complain_about_tensors(report: LoadReport, tensors: Tensors, parsed: ParsedCheckpoint, strict: bool) -> None:
+    """Raise an error, or warn if not `strict`, with a list of missing and unexpected tensors."""
+    other_model = name_unsupported_model(report.unexpected)
+    hint = f" (by its tensor names, it looks like a {other_model})" if other_model else ""
+    lines = [f"  - {' + '.join(parsed.tensor_map[parameter].names)}" for parameter in report.missing]
+    lines += [f"  + {name} {tensors.shape(name)}" for name in report.unexpected]
+    if len(lines) > MAX_LISTED:
+        lines = [*lines[:MAX_LISTED], f"  and {len(lines) - MAX_LISTED} more"]
+    faults = [f"it lacks {len(report.missing)} tensors (-)"] if report.missing else []
+    faults += [f"{len(report.unexpected)} of its tensors are unexpected (+)"] if report.unexpected else []
+    text = f"read as {report.dialect}, {' and '.join(faults)}"
+    if strict:
+        raise VitreousError(f"{text}{hint}; load(..., strict=False) continues without them\n" + "\n".join(lines))
+    warnings.warn(f"{report.source}: {text}\n" + "\n".join(lines), VitreousWarning, stacklevel=5)
 
 
-def _draw(config: Config, names: tuple[str, ...]) -> State:
-    model = build(config)
-    return {name: model.get_parameter(name).detach() for name in names}
-
-
-def check_finite(tensor: Tensor, name: str) -> None:
-    """Weights are numbers. By numpy, on one thread: as fast as memory is, and other programs do not slow it down."""
-    if tensor.numel() == 0 or _looks_finite(tensor):
-        return
-    bad = int((~torch.isfinite(tensor.double())).sum())
-    if bad:
-        raise VitreousError(f"{name} holds {bad:,} of {tensor.numel():,} values that are not numbers (NaN or infinite)")
-
-
-def _looks_finite(tensor: Tensor) -> bool:
-    if tensor.dtype in (torch.float16, torch.bfloat16):  # by their bits: the exponent of what is no number is all ones
-        exponent = 0x7C00 if tensor.dtype == torch.float16 else 0x7F80
-        return bool((tensor.view(torch.int16).numpy() & 0x7FFF).max() < exponent)
-    if tensor.dtype.itemsize == 1:
-        return False
-    with np.errstate(all="ignore"):  # a sum is not finite if one of its terms is not
-        return bool(np.isfinite(tensor.numpy().sum()))
+def check_loadable(tensors: Tensors, hints: Hints) -> None:
+    """Raise an error unless `load` would accept a file with these tensors. Their values do not matter."""
+    parsed = detect_and_read(tensors, hints)
+    _account_for_tensors("", tensors, parsed, strict=True)
+    for parameter, shape in parameter_shapes(parsed.config).items():
+        stored = parsed.tensor_map[parameter]
+        if (stored_shape := tuple(stored.read(tensors).shape)) != shape:
+            raise VitreousError(f"{' + '.join(stored.names)} is {stored_shape}, not {shape}")

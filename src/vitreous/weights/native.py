@@ -1,66 +1,68 @@
-"""Our own dialect: one `.safetensors` file whose metadata holds everything but the weights, as JSON."""
+"""The native dialect: one `.safetensors` file whose metadata holds config, preprocessing and labels as JSON."""
 
 import json
 from dataclasses import asdict, fields
 from typing import Any
 
 from vitreous import __version__
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, summarize_names
 from vitreous.models.resnet import BiTConfig, ResNetConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
-from vitreous.weights.checkpoint import Checkpoint, Config, Form, Found, Hints, Labels, parameter_shapes
-from vitreous.weights.files import Tensors
-from vitreous.weights.places import Place
+from vitreous.weights.checkpoint import Checkpoint, Config, Labels, parameter_shapes
+from vitreous.weights.dialect import ANY_MODEL, Dialect, Hints, ParsedCheckpoint, WritePlan
+from vitreous.weights.load_report import Remarks, guess_lines, read_guesses
+from vitreous.weights.tensor_map import DialectTensor
+from vitreous.weights.tensors import Tensors
 
-NAME = "native"
-KINDS: dict[str, Any] = {"vit": ViTConfig, "bit": BiTConfig}
+CONFIG_CLASSES: dict[str, Any] = {"vit": ViTConfig, "bit": BiTConfig}
 EXTRAS = ("mask_token",)
 
 
-def claims(tensors: Tensors, settings: dict[str, Any]) -> bool:
+def _matches(tensors: Tensors, config_json: dict[str, Any]) -> bool:
     return "vitreous" in tensors.metadata
 
 
-def read(tensors: Tensors, hints: Hints) -> Found:
+def _read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
     try:
-        card = json.loads(tensors.metadata["vitreous"])
+        metadata = json.loads(tensors.metadata["vitreous"])
     except (ValueError, TypeError, RecursionError) as error:
-        raise VitreousError(f"its description is not JSON ({error})") from error
-    if not isinstance(card, dict) or not isinstance(card.get("config"), dict):
-        raise VitreousError("its description lacks a config")
-    config = config_from_json(card.get("model"), card["config"])
+        raise VitreousError(f"its metadata is not JSON ({error})") from error
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("config"), dict):
+        raise VitreousError("its metadata has no config")
+    config = config_from_json(metadata.get("model"), metadata["config"])
     layers = config.depth if isinstance(config, ViTConfig) else sum(config.blocks)
-    if layers > len(tensors):  # before a million of them are built
-        raise VitreousError(f"its description has {layers:,} layers, the file {len(tensors):,} tensors")
+    if layers > len(tensors):  # checked before the model is built
+        raise VitreousError(f"its config has {layers:,} layers, and the file has {len(tensors):,} tensors")
     if hints.heads is not None and isinstance(config, ViTConfig) and hints.heads != config.heads:
         raise VitreousError(f"heads = {hints.heads}, but the file says {config.heads}")
-    labels, origin, guesses = card.get("labels"), card.get("origin") or {}, card.get("guesses") or []
+    labels, origin, guesses = metadata.get("labels"), metadata.get("origin") or {}, metadata.get("guesses") or []
     if not isinstance(origin, dict) or not isinstance(guesses, list):
-        raise VitreousError("its origin is not an object, or its guesses are not a list")
+        raise VitreousError("in its metadata, origin is not an object, or guesses is not a list")
     if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
-        raise VitreousError("its labels are not a list of names")
-    return Found(
-        dialect=NAME,
+        raise VitreousError("in its metadata, labels is not a list of names")
+    return ParsedCheckpoint(
+        dialect=NATIVE.name,
         config=config,
-        places={name: Place((name,)) for name in parameter_shapes(config)},
-        preprocessing=Preprocessing.from_json(card.get("preprocessing", {})),
+        tensor_map={name: DialectTensor((name,)) for name in parameter_shapes(config)},
+        preprocessing=Preprocessing.from_json(metadata.get("preprocessing", {})),
         labels=check_labels(labels, config),
-        multi_label=card.get("multi_label") is True,
-        extras={name: Place((name,)) for name in EXTRAS if name in tensors},
+        multi_label=metadata.get("multi_label") is True,
+        extras={name: DialectTensor((name,)) for name in EXTRAS if name in tensors},
         ignored={name: "for pre-training only" for name in EXTRAS if name in tensors},
         origin=origin,
-        notes=[str(guess) for guess in guesses],
+        remarks=Remarks(guesses=read_guesses(guesses)),
     )
 
 
-def write(checkpoint: Checkpoint, config: Config) -> Form:
-    places = {name: Place((name,)) for name in [*checkpoint.state, *checkpoint.extras]}
-    return Form(places, objections=[], carries_labels=True)
+def _write(checkpoint: Checkpoint, config: Config) -> WritePlan:
+    tensor_map = {name: DialectTensor((name,)) for name in [*checkpoint.state, *checkpoint.extras]}
+    return WritePlan(tensor_map, stores_labels=True, stores_multi_label=True)
 
 
-def metadata(checkpoint: Checkpoint) -> dict[str, str]:
-    card = {
+def native_metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the metadata of a native `.safetensors` file."""
+    metadata = {
         "version": __version__,
         "model": "vit" if isinstance(checkpoint.config, ViTConfig) else "bit",
         "config": asdict(checkpoint.config),
@@ -68,34 +70,40 @@ def metadata(checkpoint: Checkpoint) -> dict[str, str]:
         "labels": checkpoint.labels,
         "multi_label": checkpoint.multi_label,
         "origin": checkpoint.report.origin,
-        "guesses": checkpoint.report.guesses,
+        "guesses": guess_lines(checkpoint.report.guesses),
     }
-    return {"format": "pt", "vitreous": json.dumps(card)}
+    return {"format": "pt", "vitreous": json.dumps(metadata)}
 
 
 def config_from_json(kind: Any, values: dict[str, Any]) -> Config:
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise VitreousError(f"it holds a model of the kind {kind!r}; this version knows {', '.join(KINDS)}")
+    """Return the config of a model; `kind` is "vit" or "bit"."""
+    if not isinstance(kind, str) or kind not in CONFIG_CLASSES:
+        known = ", ".join(CONFIG_CLASSES)
+        raise VitreousError(f"it holds a model of the unknown kind {kind!r}; this version supports {known}")
     values = dict(values)
     if isinstance(values.get("backbone"), dict):
         values["backbone"] = _build(ResNetConfig, values["backbone"])
-    config: Config = _build(KINDS[kind], values)
+    config: Config = _build(CONFIG_CLASSES[kind], values)
     return config
 
 
-def _build(kind: Any, values: dict[str, Any]) -> Any:
-    known = {field.name for field in fields(kind)}
+def _build(config_class: Any, values: dict[str, Any]) -> Any:
+    known = {field.name for field in fields(config_class)}
     if unknown := sorted(set(values) - known):
         raise VitreousError(
-            f"its config has fields that this version ({__version__}) does not know: {', '.join(unknown)};"
+            f"its config has fields that this version ({__version__}) does not support: {summarize_names(unknown)};"
             " a newer vitreous may have written it"
         )
-    return kind(**values)
+    return config_class(**values)
 
 
 def check_labels(labels: Any, config: Config) -> Labels:
+    """Return the labels as a tuple; raise an error if their number differs from the number of classes."""
     if labels is None:
         return None
     if len(labels) != config.num_classes:
         raise VitreousError(f"{len(labels)} labels for {config.num_classes} classes")
     return tuple(labels)
+
+
+NATIVE = Dialect("native", _matches, _read, _write, (".safetensors",), ANY_MODEL)

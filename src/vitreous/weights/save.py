@@ -1,182 +1,182 @@
-"""`vitreous.save` and `vitreous.convert`: a model to a file of any dialect."""
+"""`vitreous.save` and `vitreous.convert`: write a model in any dialect."""
 
 import os
-import shutil
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitreous.errors import VitreousError, VitreousWarning
+import torch
+
+from vitreous.errors import VitreousError, VitreousWarning, refuse_url, summarize_names
 from vitreous.models.checks import Size, pair
-from vitreous.models.resnet import BiT, BiTConfig
+from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
-from vitreous.preprocessing import Preprocessing, plain
-from vitreous.weights import dino, files, google, huggingface, load, native, timm, torchvision
-from vitreous.weights.checkpoint import Checkpoint, Form
-from vitreous.weights.names import Dialect
-from vitreous.weights.places import State
-from vitreous.weights.report import LoadReport, listed
+from vitreous.preprocessing import Preprocessing
+from vitreous.utils.atomic import atomic_file, atomic_folder, check_output
+from vitreous.utils.json_files import dump_json
+from vitreous.weights.checkpoint import Checkpoint
+from vitreous.weights.containers import SUFFIXES, write_tensors
+from vitreous.weights.dialect import Hints, WritePlan
+from vitreous.weights.dialect_names import DialectName
+from vitreous.weights.dialects import DIALECTS
+from vitreous.weights.load import check_loadable, read_checkpoint
+from vitreous.weights.native import native_metadata
+from vitreous.weights.snapshot import snapshot
+from vitreous.weights.tensor_map import State
+from vitreous.weights.tensors import InMemoryTensors
 
-
-@dataclass(frozen=True)
-class Writer:
-    write: Callable[..., Form]  # from a checkpoint and its config
-    endings: tuple[str, ...] = ()  # of its files; none: it is a folder
-    holds: type[ViTConfig] | type[BiTConfig] = ViTConfig
-
-
-PICKLED = (".pth", ".pt", ".safetensors")
-WRITERS: dict[Dialect, Writer] = {
-    "google": Writer(google.write_vit, (".npz",)),
-    "big-vision": Writer(google.write_big_vision, (".npz",)),
-    "bit": Writer(google.write_bit, (".npz",), BiTConfig),
-    "timm": Writer(timm.write),
-    "huggingface": Writer(huggingface.write),
-    "torchvision": Writer(torchvision.write, PICKLED),
-    "dino": Writer(dino.write, PICKLED),
-    "dinov2": Writer(dino.write2, PICKLED),
-    "native": Writer(native.write, (".safetensors",)),
-}
+FOLDER_FILES = ("model.safetensors", "config.json", "preprocessor_config.json")  # files that a written folder may have
 
 
 def save(
-    model: VisionTransformer | BiT, path: str | os.PathLike[str], *, to: Dialect = "native", force: bool = False
+    model: VisionTransformer | BiT, path: str | os.PathLike[str], *, to: DialectName = "native", force: bool = False
 ) -> tuple[str, ...]:
-    """Write a model with everything that travels with it. In another dialect, as `convert` does."""
-    config = model.config
-    preprocessing = model.preprocessing or plain(pair(config.image_size), config.channels)
-    native.check_labels(model.labels, config)
-    report = model.report or LoadReport("a model in memory", "memory", "native", config)
-    state: State = {name: p.detach() for name, p in model.named_parameters()}
-    extras = model.extras or {}
-    checkpoint = Checkpoint(config, state, preprocessing, model.labels, report, extras, model.multi_label)
-    return write(checkpoint, path, to, force)
+    """Write a model with its config, preprocessing and labels. `to`: another dialect, as in `convert`.
+
+    The written file loads and computes the same outputs. If that is not possible (hooks, adapters, replaced modules,
+    NaN in the weights), nothing is written, and the error names the reason. A new linear head is saved, with its number
+    of classes. `force`: write a model whose computation was changed, but not its tensors, as its config describes it,
+    with a warning. An existing file is replaced when the new file is complete.
+    """
+    _check_target(Path(path), to)
+    return _write_checkpoint(snapshot(model, force), path, to, force)
 
 
-def convert(
+def convert(  # noqa: PLR0913 (keyword arguments, the same as the command's flags)
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    to: Dialect,
+    to: DialectName,
     *,
     force: bool = False,
+    overwrite: bool = False,
     num_classes: int | None = None,
     image_size: Size | None = None,
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
 ) -> tuple[str, ...]:
-    """Write a checkpoint in another dialect, bit for bit, as its own program loads it.
+    """Write a checkpoint in another dialect, with bit-identical weights, so that the dialect's own program loads it.
 
-    What that dialect cannot express is an error that names it; with `force` it is written all the same. Returns what
-    one should know of it.
+    A model that the dialect cannot represent is an error that names the reasons; `force` writes the rest, if vitreous
+    can load that. An existing target is an error, unless `overwrite` is set: it is then replaced when the new one is
+    complete. Returns notes about the conversion.
     """
-    check_target(Path(target), to)
-    checkpoint = load.read(
+    _check_target(Path(target), to)
+    check_output(Path(target), overwrite, None if DIALECTS[to].suffixes else lambda folder: FOLDER_FILES)
+    checkpoint = read_checkpoint(
         source, num_classes=num_classes, image_size=image_size, heads=heads, preprocessing=preprocessing
     )
-    return write(checkpoint, target, to, force)
+    return _write_checkpoint(checkpoint, target, to, force)
 
 
-def write(checkpoint: Checkpoint, target: str | os.PathLike[str], to: Dialect, force: bool) -> tuple[str, ...]:
+def _write_checkpoint(
+    checkpoint: Checkpoint, target: str | os.PathLike[str], to: DialectName, force: bool
+) -> tuple[str, ...]:
     path = Path(target)
-    check_target(path, to)
-    form = _form(checkpoint, to)
-    state, gaps = _arrange(checkpoint, form)
-    objections = form.objections + gaps
-    if objections and not force:
+    _check_target(path, to)
+    plan = _plan(checkpoint, to)
+    state, unnamed = _dialect_state(checkpoint, plan)
+    incompatibilities = plan.incompatibilities + unnamed
+    metadata = native_metadata(checkpoint) if to == "native" else {"format": "pt"}
+    if incompatibilities and not force:
         raise VitreousError(
-            f"{to} cannot express this model; force writes it all the same (--force)\n"
-            + "\n".join(f"  {objection}" for objection in objections)
+            f"{to} cannot represent this model; to write it anyway: force=True, --force\n"
+            + "\n".join(f"  {reason}" for reason in incompatibilities)
         )
-    if objections:
+    _check_result(state, metadata, plan, checkpoint, to, incompatibilities)
+    if incompatibilities:
         warnings.warn(
-            f"{path}: {to} cannot express all of this model; what is written computes something else, or is not read:\n"
-            + "\n".join(f"  {objection}" for objection in objections),
+            f"{path}: {to} cannot represent all of this model; the written model computes other outputs:\n"
+            + "\n".join(f"  {reason}" for reason in incompatibilities),
             VitreousWarning,
             stacklevel=3,
         )
-    metadata = native.metadata(checkpoint) if to == "native" else {"format": "pt"}
-    if WRITERS[to].endings:
-        files.write_tensors(path, state, metadata)
+    if DIALECTS[to].suffixes:
+        write_tensors(path, state, metadata)
     else:
-        _write_folder(path, state, form.documents)
-    return (*checkpoint.report.notes, *form.notes, *_losses(checkpoint, form, to))
+        _write_folder(path, state, plan.json_files)
+    return (*checkpoint.report.notes, *plan.notes, *_losses(checkpoint, plan, to))
 
 
-def _form(checkpoint: Checkpoint, to: Dialect) -> Form:
-    config, writer = checkpoint.config, WRITERS[to]
-    if to != "native" and not isinstance(config, writer.holds):
-        kind, fits = ("a ViT", "google or big-vision") if to == "bit" else ("a BiT", "bit or native")
-        raise VitreousError(f"{to} has no place for {kind}: write it as {fits}")
-    return writer.write(checkpoint, config)
+def _check_result(
+    state: State,
+    metadata: dict[str, str],
+    plan: WritePlan,
+    checkpoint: Checkpoint,
+    to: DialectName,
+    incompatibilities: list[str],
+) -> None:
+    """Raise an error if `load` would refuse the files that are about to be written."""
+    tensors = InMemoryTensors({name: torch.empty_like(t, device="meta") for name, t in state.items()}, "memory")
+    tensors.metadata = metadata
+    config_json, preprocessor_json = (
+        plan.json_files.get(name, {}) for name in ("config.json", "preprocessor_config.json")
+    )
+    config = checkpoint.config
+    heads = config.heads if isinstance(config, ViTConfig) else None
+    try:
+        check_loadable(tensors, Hints(config_json, preprocessor_json, heads, image_size=pair(config.image_size)))
+    except VitreousError as error:
+        reasons = "\n".join(f"  {reason}" for reason in (*incompatibilities, str(error)))
+        text = f"{to} cannot represent this model, and the rest of it could not be loaded:\n{reasons}"
+        raise VitreousError(text) from error
 
 
-def _arrange(checkpoint: Checkpoint, form: Form) -> tuple[State, list[str]]:
-    """The tensors by the dialect's names, and those it has no name for."""
-    tensors = checkpoint.state | checkpoint.extras | form.state
-    state = dict(form.fill)
-    for ours, place in form.places.items():
-        if ours in tensors:
-            state |= place.write(tensors[ours])
-    left = [ours for ours in checkpoint.state if ours not in form.places]
-    return state, [f"{len(left)} tensors have no name in it: {listed(left)}"] if left else []
+def _plan(checkpoint: Checkpoint, to: DialectName) -> WritePlan:
+    config, dialect = checkpoint.config, DIALECTS[to]
+    if not isinstance(config, dialect.config_classes):
+        kind, others = ("a ViT", "google or big-vision") if to == "bit" else ("a BiT", "bit or native")
+        raise VitreousError(f"{to} cannot represent {kind}: write it as {others}")
+    return dialect.write(checkpoint, config)
 
 
-def _losses(checkpoint: Checkpoint, form: Form, to: str) -> list[str]:
+def _dialect_state(checkpoint: Checkpoint, plan: WritePlan) -> tuple[State, list[str]]:
+    """Return the state dict by the dialect's names, and a note on parameters that have no name in the dialect."""
+    tensors = checkpoint.state | checkpoint.extras | plan.state
+    state = dict(plan.added_tensors)
+    for parameter, stored in plan.tensor_map.items():
+        if parameter in tensors:
+            state |= stored.write(tensors[parameter])
+    unnamed = [parameter for parameter in checkpoint.state if parameter not in plan.tensor_map]
+    return state, [f"{len(unnamed)} tensors have no name in it: {summarize_names(unnamed)}"] if unnamed else []
+
+
+def _losses(checkpoint: Checkpoint, plan: WritePlan, to: str) -> list[str]:
+    """Return notes on metadata that the dialect does not store."""
     lost = []
-    if checkpoint.labels is not None and not form.carries_labels:
-        lost.append("the labels are not carried: the dialect has no place for them")
-    if checkpoint.multi_label and to != native.NAME:
-        lost.append("that an image may be of several classes is not carried: who reads it will expect one")
-    if form.assumes is not None and form.assumes != checkpoint.preprocessing:
-        lost.append(f"the preprocessing is not carried: who reads {to} will assume {form.assumes}")
+    if checkpoint.labels is not None and not plan.stores_labels:
+        lost.append("the labels are not stored: the dialect has no place for them")
+    if checkpoint.multi_label and not plan.stores_multi_label:
+        lost.append("multi_label is not stored: readers will expect one class per image")
+    assumed = plan.assumed_preprocessing
+    if assumed is not None and assumed != checkpoint.preprocessing:
+        lost.append(f"the preprocessing is not stored: readers of {to} will assume {assumed}")
     return lost
 
 
-def check_target(path: Path, to: str) -> None:
-    """What is wrong with a name is said before anything is read."""
-    if to not in WRITERS:
-        raise VitreousError(f"no dialect is called {to!r}: there is {', '.join(WRITERS)}")
-    endings = WRITERS[to].endings
-    if endings and path.suffix not in endings:
-        raise VitreousError(f"{path}: {to} is written as a file that ends in {' or '.join(endings)}")
+def _check_target(path: Path, to: str) -> None:
+    """Check the dialect and the name of the target, before anything is read."""
+    if to not in DIALECTS:
+        raise VitreousError(f"no dialect is called {to!r}: expected one of {', '.join(DIALECTS)}")
+    refuse_url(path, "give the name of a file or folder to write")
+    suffixes = DIALECTS[to].suffixes
+    if suffixes and path.suffix not in suffixes:
+        raise VitreousError(f"{path}: {to} is written as a file that ends in {' or '.join(suffixes)}")
     try:
-        no_folder = path.suffix in files.SUFFIXES or (path.exists() and not path.is_dir())
+        is_file_name = path.suffix in SUFFIXES or (path.exists() and not path.is_dir())
         parent = path.absolute().parent
-        lost = not parent.is_dir()
+        parent_missing = not parent.is_dir()
     except (OSError, ValueError) as error:
         raise VitreousError(f"{str(path)[:80]!r} cannot be written ({getattr(error, 'strerror', error)})") from error
-    if lost:
+    if parent_missing:
         raise VitreousError(f"{path}: there is no folder {parent}")
-    if not endings and no_folder:
+    if not suffixes and is_file_name:
         raise VitreousError(f"{path}: {to} is written as a folder (weights and config.json): give the name of one")
 
 
-def _write_folder(folder: Path, state: State, documents: dict[str, dict[str, Any]]) -> None:
-    """All files in a folder that then takes its place, whole."""
-    folder = Path(os.path.realpath(folder))
-    mine = {"model.safetensors", "config.json", "preprocessor_config.json"}
-    fresh, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
-    try:
-        there = {file.name for file in folder.iterdir()} if folder.exists() else set()
-        if others := sorted(there - mine):
-            raise VitreousError(f"{folder} holds other things ({listed(others, 4)}): give an empty or a new folder")
-        fresh.mkdir()
-        for name, document in documents.items():
-            with files.replacing(fresh / name) as temporary:
-                files.dump_json(temporary, document)
-        files.write_tensors(fresh / "model.safetensors", state)
-        if folder.exists():
-            folder.rename(old)
-        fresh.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        raise VitreousError(f"{folder} cannot be written ({error.strerror or error})") from error
-    except VitreousError as error:
-        kept = "; the folder that was there is untouched" if folder.exists() else ""
-        raise VitreousError(str(error).replace(str(fresh), str(folder)) + kept) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+def _write_folder(folder: Path, state: State, json_files: dict[str, dict[str, Any]]) -> None:
+    """Write weights and JSON files to a new folder, which then replaces an existing one."""
+    with atomic_folder(folder, True, lambda folder: FOLDER_FILES) as temporary_folder:
+        for name, content in json_files.items():
+            with atomic_file(temporary_folder / name) as temporary:
+                dump_json(temporary, content)
+        write_tensors(temporary_folder / "model.safetensors", state)

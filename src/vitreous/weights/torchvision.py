@@ -1,4 +1,4 @@
-"""torchvision's VisionTransformer, its old and its new names for the MLP."""
+"""torchvision's VisionTransformer, with its old and new names for the MLP."""
 
 import re
 from dataclasses import replace
@@ -6,11 +6,18 @@ from typing import Any
 
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, preset
-from vitreous.weights.checkpoint import Checkpoint, Form, Found, Hints, View, infer, native_size, places_for
-from vitreous.weights.express import Expression, fit_biases, fit_class_slot, unsaid
-from vitreous.weights.files import Tensors
+from vitreous.weights.checkpoint import Checkpoint, native_size
+from vitreous.weights.compatibility import (
+    CompatibilityCheck,
+    add_zero_qkv_biases,
+    fit_class_position,
+    lost_settings,
+)
+from vitreous.weights.dialect import PICKLE_OR_SAFETENSORS, Dialect, Hints, ParsedCheckpoint, WritePlan
+from vitreous.weights.infer_config import RenamedTensors, infer_config_fields, rename_parameters
+from vitreous.weights.load_report import Remarks
+from vitreous.weights.tensors import Tensors
 
-NAME = "torchvision"
 NAMES = (
     (r"^patch_embed\.proj\.", "conv_proj."),
     (r"^cls_token$", "class_token"),
@@ -28,33 +35,38 @@ NAMES = (
 KNOWN = r"(blocks\.\d+\.(norm|attn\.(qkv|proj)\.|mlp\.)|patch_embed|cls_token|pos_embed$|(fc_)?norm|pre_logits|head)"
 
 
-def rename(ours: str) -> tuple[str, ...]:
-    for pattern, theirs in NAMES:
-        ours = re.sub(pattern, theirs, ours)
-    return (ours,)
+def _rename(parameter: str) -> tuple[str, ...]:
+    for pattern, replacement in NAMES:
+        parameter = re.sub(pattern, replacement, parameter)
+    return (parameter,)
 
 
-def claims(tensors: Tensors, settings: dict[str, Any]) -> bool:
+def _matches(tensors: Tensors, config_json: dict[str, Any]) -> bool:
     return "conv_proj.weight" in tensors and "encoder.layers.encoder_layer_0.ln_1.weight" in tensors
 
 
-def read(tensors: Tensors, hints: Hints) -> Found:
-    old = "encoder.layers.encoder_layer_0.mlp.linear_1.weight" in tensors
+def _read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
+    old_names = "encoder.layers.encoder_layer_0.mlp.linear_1.weight" in tensors
 
-    def theirs(ours: str) -> tuple[str, ...]:
-        (name,) = rename(ours)
-        return (name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2.") if old else name,)
+    def rename(parameter: str) -> tuple[str, ...]:
+        (name,) = _rename(parameter)
+        if old_names:
+            name = name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2.")
+        return (name,)
 
-    notes: list[str] = []
-    view = View(tensors, theirs)
-    fields = infer(view, hints, notes, ("class",), gelu="erf", resample="torchvision")
+    remarks = Remarks()
+    renamed = RenamedTensors(tensors, rename)
+    fields = infer_config_fields(renamed, hints, remarks, ("class",), gelu="erf", resample="torchvision")
     config = ViTConfig(**fields)
-    notes.append("preprocessing: that of torchvision's own weights of this size; a file does not tell")
-    return Found(NAME, config, view.places(config), preprocessing_for(config), notes=notes)
+    remarks.guesses["preprocessing"] = "that of torchvision's pretrained weights of this size"
+    return ParsedCheckpoint(
+        TORCHVISION.name, config, renamed.tensor_map(config), _preprocessing(config), remarks=remarks
+    )
 
 
-def preprocessing_for(config: ViTConfig) -> Preprocessing:
-    """Its weights' own: a short side of 256 (242 for L/16), the centre of 224; larger ones are SWAG's, uncropped."""
+def _preprocessing(config: ViTConfig) -> Preprocessing:
+    """Return the preprocessing of torchvision's weights: the short side to 256 (242 for L/16), then a centre crop of
+    224. Larger sizes are SWAG weights, which have no crop."""
     size = native_size(config)
     usual = preset("torchvision", size, config.channels)
     if min(size) > 224:
@@ -63,20 +75,27 @@ def preprocessing_for(config: ViTConfig) -> Preprocessing:
     return replace(usual, resize=242) if is_l16 else usual
 
 
-def write(checkpoint: Checkpoint, config: ViTConfig) -> Form:
-    say = Expression(config)
-    say.token_vit()
-    say.only("registers", 0, why="it has none")
-    say.resampling("torchvision")
-    say.only("mlp", "gelu", why="it has no SwiGLU")
-    say.only("gelu", "erf", why="its GELU is the exact one")
-    say.only("norm_eps", 1e-6, why="its norms have 1e-6")
-    say.only("layer_scale", None, why="it has none")
-    say.only("channels", 3, why="it takes colour images")
-    say.squares("image_size", "patch_size")
+def _write(checkpoint: Checkpoint, config: ViTConfig) -> WritePlan:
+    check = CompatibilityCheck(config)
+    check.require_class_token_vit()
+    check.require("registers", 0, reason="it has no registers")
+    check.require_resampling("torchvision")
+    check.require("mlp", "gelu", reason="it has no SwiGLU")
+    check.require("gelu", "erf", reason="it has the exact GELU")
+    check.require("norm_eps", 1e-6, reason="its norms have epsilon 1e-6")
+    check.require("layer_scale", None, reason="it has no LayerScale")
+    check.require("channels", 3, reason="it has 3 input channels")
+    check.require_square("image_size", "patch_size")
     if not config.num_classes:
-        say.object("num_classes", "it always has a head")
-    form = Form(objections=say.objections, notes=unsaid(config), assumes=preprocessing_for(config))
-    fit_class_slot(form, checkpoint, config, wanted=True)
-    form.places = places_for(fit_biases(form, checkpoint, config), rename, KNOWN)
-    return form
+        check.reject("num_classes", "it always has a head")
+    plan = WritePlan(
+        incompatibilities=check.incompatibilities,
+        notes=lost_settings(config),
+        assumed_preprocessing=_preprocessing(config),
+    )
+    fit_class_position(plan, checkpoint, config, required=True)
+    plan.tensor_map = rename_parameters(add_zero_qkv_biases(plan, checkpoint, config), _rename, KNOWN)
+    return plan
+
+
+TORCHVISION = Dialect("torchvision", _matches, _read, _write, PICKLE_OR_SAFETENSORS)

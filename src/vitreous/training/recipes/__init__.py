@@ -5,6 +5,8 @@ reaches and how to get there:
 
     `COMMAND`: DATA.
 
+    Measured on IMAGES; how the weights were selected.
+
     Anything else.
 """
 
@@ -48,7 +50,8 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 FINETUNING = tuple(name.removeprefix("finetune_") for name in RECIPES if name.startswith("finetune_"))
 FORM = re.compile(
     r"(?P<result>[^\n]+), in (?P<time>[^\n]+), on (?P<hardware>[^\n]+)\.\n\n"
-    r"`(?P<command>vitreous (?:train|finetune) [^`\n]+)`: (?P<data>.+?)\.(?:\n\n(?P<notes>.+))?",
+    r"`(?P<command>vitreous (?:train|finetune) [^`\n]+)`: (?P<data>.+?)\.\n\n"
+    r"Measured on (?P<measured>.+?)\.(?:\n\n(?P<notes>.+))?",
     re.DOTALL,
 )
 
@@ -63,6 +66,7 @@ class Card:
     time: str
     hardware: str
     command: str
+    measured: str  # on which images, and how the weights were selected
     notes: str
 
 
@@ -87,9 +91,13 @@ def card(name: str) -> Card:
 
 def read(name: str, text: str) -> Card:
     found = FORM.fullmatch(text)
-    if found is None or "\n\n" in found["data"]:
-        raise VitreousError(f"the recipe {name} does not say `RESULT, in TIME, on HARDWARE.`, then `COMMAND`: DATA.")
-    words = {part: " ".join(found[part].split()) for part in ("result", "time", "hardware", "command", "data")}
+    if found is None or any("\n\n" in found[part] for part in ("data", "measured")):
+        raise VitreousError(
+            f"the recipe {name} does not say `RESULT, in TIME, on HARDWARE.`, then `COMMAND`: DATA., then `Measured on"
+            " IMAGES; how the weights were selected.`"
+        )
+    parts = ("result", "time", "hardware", "command", "data", "measured")
+    words = {part: " ".join(found[part].split()) for part in parts}
     return Card(name, notes=found["notes"] or "", **words)
 
 

@@ -9,6 +9,8 @@ def cifar10() -> TrainConfig:
     `vitreous train cifar10 --recipe cifar10 --data-dir FOLDER`: CIFAR-10, all 50,000 training images; FOLDER has its
     files.
 
+    Measured on the 10,000 test images; EMA weights of the last step, not selected.
+
     Nothing is held out, nothing is chosen by the test images, and they are shown as they are: the weights that are
     measured are the mean of the last ones. Smaller images first: 36 tokens for 60% of the epochs, then 64.
     """
@@ -56,6 +58,8 @@ def cifar10_fast() -> TrainConfig:
 
     `vitreous train cifar10 --recipe cifar10_fast --data-dir FOLDER`: CIFAR-10, all 50,000 training images; FOLDER has
     its files.
+
+    Measured on the 10,000 test images; EMA weights of the last step, not selected.
 
     The recipe of cifar10 for a fifth of its epochs, with less of everything that makes the images harder: with so
     little mixup, half the images are as good as unmixed. Smaller images first would be faster once the compiler is

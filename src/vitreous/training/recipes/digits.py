@@ -8,6 +8,8 @@ def digits() -> TrainConfig:
 
     `vitreous train digits --recipe digits`: the 1,797 handwritten digits that come with scikit-learn.
 
+    Measured on the 360 images of the test split; weights selected by top-1 on 144 validation images.
+
     8 x 8 pixels in 4 patches.
     """
     return TrainConfig().with_(

@@ -9,6 +9,8 @@ def digits_transfer() -> TrainConfig:
     `vitreous train digits --recipe digits_transfer`: the 1,797 handwritten digits that come with scikit-learn, enlarged
     to 32 x 32 pixels.
 
+    Measured on the 360 images of the test split; weights selected by top-1 on 144 validation images.
+
     The same model from scratch, by the same recipe (`--from None --model vitreous-mini`): 66.9, 73.3, 75.8%. That is
     what `make demo` shows. In twice the time and with settings of its own, a model gets there from scratch too: digits.
     """

@@ -29,6 +29,8 @@ def paper_imagenet1k() -> TrainConfig:
 
     `vitreous train imagenet --recipe paper_imagenet1k`: ImageNet-1k, a folder with train and val in it.
 
+    Measured on ImageNet's validation images, as published; how the weights were selected is not known here.
+
     Table 3 of "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2020). Fine-tuned at 384 px it is 77.9% there, which
     is the number of Table 5. The paper does not name the loss: its authors told on GitHub of a sigmoid, with biases
     that start at -10, and of the 74.8%. The table is for all sizes: `--model L/16 --representation-size 1024`.
@@ -60,6 +62,8 @@ def paper_imagenet21k() -> TrainConfig:
 
     `vitreous train imagenet21k --recipe paper_imagenet21k`: ImageNet-21k, a folder with one for each class.
 
+    Measured on held-out images of ImageNet-21k, as published; how the weights were selected is not known here.
+
     Table 3 of "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2020), with what its authors told on GitHub: the
     loss, its biases, and a learning rate that ends at 1e-5. Fine-tuned at 384 px it is 84.0% of ImageNet-1k, the number
     of Table 5.
@@ -81,6 +85,8 @@ def plain_s16() -> TrainConfig:
     """76.5% of ImageNet-1k, published by Beyer et al. for S/16 at 224 px, in 6 to 7 hours, on a TPUv3-8.
 
     `vitreous train imagenet --recipe plain_s16`: ImageNet-1k, a folder with train and val in it.
+
+    Measured on ImageNet's validation images, as published; how the weights were selected is not known here.
 
     "Better plain ViT baselines for ImageNet-1k" (Beyer, Zhai and Kolesnikov, 2022), after big_vision's vit_s16_i1k. Its
     weight decay of 1e-4 is multiplied by the schedule alone, ours by the learning rate too: 0.1.
@@ -113,6 +119,8 @@ def plain_s16_300() -> TrainConfig:
 
     `vitreous train imagenet --recipe plain_s16_300`: ImageNet-1k, a folder with train and val in it.
 
+    Measured on ImageNet's validation images, as published; how the weights were selected is not known here.
+
     The recipe plain_s16 for 300 epochs, and not as theirs in the same points.
     """
     return plain_s16().with_(duration="300 epochs")
@@ -122,6 +130,8 @@ def deit3() -> TrainConfig:
     """81.4% of ImageNet-1k, published by Touvron et al. for S/16 at 224 px, in a time not measured by us, on 8 GPUs.
 
     `vitreous train imagenet --recipe deit3`: ImageNet-1k, a folder with train and val in it.
+
+    Measured on ImageNet's validation images, as published; how the weights were selected is not known here.
 
     "DeiT III: Revenge of the ViT" (Touvron, Cord and Jégou, 2022), by the command of its authors for ViT-S, whose
     learning rate (4e-3) and weight decay (0.05) are not those of the paper's Table 1 (3e-3, 0.02). They clip the

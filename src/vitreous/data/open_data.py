@@ -1,0 +1,296 @@
+"""Open a data set: detect its format (folder, manifest, arrays, tar, Parquet, name), and hold out missing splits."""
+
+import os
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from glob import glob, has_magic
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from vitreous.data import builtin, huggingface
+from vitreous.data.arrays import open_npz_dataset
+from vitreous.data.dataset import DataSet, Source, Subset
+from vitreous.data.encoded import EncodedSource
+from vitreous.data.folders import find_split_folders, open_folder, visible_entries
+from vitreous.data.manifests import MANIFEST_SUFFIXES, open_manifest
+from vitreous.data.options import Reading
+from vitreous.data.parquet import find_parquet_files, open_parquet
+from vitreous.data.raw_dataset import RawDataset, check_unique_classes, common_folder
+from vitreous.data.shards import open_shards
+from vitreous.data.splits import MIN_IMAGES_FOR_TEST, train_val_test_split
+from vitreous.errors import SystemFaultError, VitreousError, format_count, refuse_url, summarize_names
+from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
+
+FORMATS = "a folder, .csv, .tsv, .jsonl, .npz, .tar or .parquet"
+MAX_FILES = 1_000_000  # matches of a pattern
+IMAGES_CHECKED = 64  # images that are decoded to decide between grey and colour
+SPLIT_TITLES = {"val": "validation", "test": "test"}
+
+
+def open_data(data: str | os.PathLike[str], reading: Reading = Reading()) -> DataSet:  # noqa: B008 (it is frozen)
+    """Detect the format of DATA, list its images and labels, and hold out a validation split if it has none.
+
+    `data` is a folder (of classes, or of splits with classes), a manifest (.csv, .tsv, .jsonl), an .npz of arrays, tar
+    shards or Parquet (a file, a folder of them, or a pattern), a Hugging Face data set (a folder, hf://owner/name,
+    owner/name), or one of the names digits, mnist, fashion-mnist, cifar10, cifar100. Only a few images are decoded, to
+    detect whether all of them are grey.
+    """
+    if not os.fspath(data).strip():
+        raise VitreousError("DATA is empty: give a folder, a file or the name of a data set")
+    if reading.max_pixels < 1:
+        raise VitreousError(f"max_pixels = {reading.max_pixels}: must be 1 or more")
+    try:
+        raw = _open_raw(data, reading)
+        if not raw.has_columns and (column := reading.image_column or reading.label_column):
+            raise VitreousError(f"this format has no columns, so there is no column {column!r}")
+        return _to_dataset(raw, reading)
+    except VitreousError as error:
+        raise (error if str(error).startswith(os.fspath(data)) else error.at(data)) from error
+    except (OSError, MemoryError) as error:
+        if isinstance(error, MemoryError) or is_system_fault(error):
+            raise system_fault(error, data) from error
+        raise VitreousError(f"{data}: cannot be read ({error.strerror or error})") from error
+
+
+def absolute_data_path(data: str | os.PathLike[str]) -> str:
+    """DATA with paths and patterns made absolute, so that it can be opened from any folder. Names stay unchanged."""
+    text = os.fspath(data)
+    path = Path(text).expanduser()
+    if text.startswith(huggingface.SCHEME) or text == "digits":
+        return text
+    if path.exists() or has_magic(text) or "{" in text:
+        return str(path.absolute())
+    return text
+
+
+def _open_raw(data: str | os.PathLike[str], reading: Reading) -> RawDataset:
+    text = os.fspath(data)
+    if text.startswith(huggingface.SCHEME):
+        return huggingface.open_hub_dataset(text, reading)
+    refuse_url(data, "download it, and give the name of the folder or file")
+    path = Path(text).expanduser()
+    name = builtin.canonical_name(text) if isinstance(data, str) else None
+    if name is not None and (name == "digits" or reading.data_dir or not path.exists()):
+        return builtin.open_builtin(name, reading.data_dir)
+    if reading.data_dir is not None:
+        raise VitreousError(f"data_dir is only for data sets that are given by name: {', '.join(builtin.NAMES)}")
+    if path.is_dir():
+        return _open_directory(path, reading)
+    if path.exists():
+        return _open_file(path, reading)
+    if has_magic(text) or "{" in text:
+        return _open_pattern(text, reading)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not path.parent.exists() and not text.startswith("."):
+        try:
+            return huggingface.open_hub_dataset(text, reading)
+        except VitreousError as error:
+            raise VitreousError(f"there is no such folder; as a Hugging Face data set: {error}") from error
+    raise VitreousError(f"there is no such file or folder{_suggestion(path)}")
+
+
+def _suggestion(path: Path) -> str:
+    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    names = [*siblings, *(builtin.NAMES if len(path.parts) == 1 else ())]
+    if close := get_close_matches(path.name, names, n=3):
+        return f"; did you mean {' or '.join(str(path.with_name(name)) for name in close)}?"
+    return f"; data sets that can be given by name: {', '.join(builtin.NAMES)}" if len(path.parts) == 1 else ""
+
+
+def _open_file(path: Path, reading: Reading) -> RawDataset:
+    suffix = path.suffix.lower()
+    if suffix in MANIFEST_SUFFIXES:
+        return open_manifest(path, reading)
+    if suffix == ".npz":
+        return open_npz_dataset(path)
+    if suffix == ".parquet":
+        return open_parquet([path], path.stem, path.parent, reading)
+    if suffix in (".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip", ".tbz2", ".txz"):
+        return _open_tars([path], path.stem)
+    raise VitreousError(f"unknown file format; expected {FORMATS}")
+
+
+def _open_tars(paths: list[Path], name: str) -> RawDataset:
+    for path in paths:
+        try:
+            with open_regular(path) as file:
+                start = file.read(6)
+        except VitreousError as error:
+            raise error.at(path) from error
+        compressed = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
+        if start.startswith(compressed):
+            raise VitreousError(
+                f"{path.name} is compressed, which does not allow random access: decompress it to a plain .tar first"
+            )
+    return open_shards(paths, name)
+
+
+def _open_pattern(pattern: str, reading: Reading) -> RawDataset:
+    parts = list(islice(expand_braces(pattern), MAX_FILES + 1))
+    if len(parts) > MAX_FILES:
+        raise VitreousError(f"this pattern matches more than {MAX_FILES:,} files")
+    paths = [Path(name) for part in parts for name in _matches(part)]
+    name = re.sub(r"[\W_]+$", "", re.split(r"[\[{*?]", Path(pattern).name)[0]) or Path(pattern).absolute().parent.name
+    if not paths:
+        raise VitreousError("no file matches this pattern")
+    suffixes = {path.suffix.lower() for path in paths}
+    if suffixes == {".parquet"}:
+        return open_parquet(paths, name, common_folder(paths), reading)
+    if suffixes == {".tar"}:
+        return _open_tars(paths, name)
+    raise VitreousError(
+        f"a pattern must match only .tar or only .parquet files; this one matches"
+        f" {summarize_names(p.name for p in paths)}"
+    )
+
+
+def _matches(part: str) -> list[str]:
+    if Path(part).exists():
+        return [part]
+    matches = sorted(glob(part)) if has_magic(part) else []  # noqa: PTH207 (Path.glob takes no absolute pattern)
+    if not matches:
+        raise VitreousError(f"there is no {part}")
+    return matches
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    """Expand {a,b} and {000..009} as a shell does."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if match is None:
+        yield pattern
+        return
+    numbers = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", match[1])
+    choices = match[1].split(",")
+    if numbers:
+        first, last = int(numbers[1]), int(numbers[2])
+        if not first <= last:
+            raise VitreousError(f"{match[0]} does not count upwards")
+        last = min(last, first + MAX_FILES)
+        choices = [str(i).zfill(len(numbers[1])) for i in range(first, last + 1)]
+    for choice in choices:
+        yield from expand_braces(pattern[: match.start()] + choice + pattern[match.end() :])
+
+
+def _open_directory(folder: Path, reading: Reading) -> RawDataset:
+    if huggingface.is_saved_dataset(folder):
+        return huggingface.open_saved_dataset(folder, reading)
+    return builtin.open_mnist_or_cifar(folder) or _open_files_in(folder, reading) or open_folder(folder)
+
+
+def _open_files_in(folder: Path, reading: Reading) -> RawDataset | None:
+    """Open the shards, Parquet files or manifest in a folder. None: it has none of these."""
+    name, entries = folder.resolve().name, visible_entries(folder)
+    files = [Path(entry.path) for entry in entries if not entry.is_dir()]
+    manifests = [file for file in files if file.suffix.lower() in MANIFEST_SUFFIXES]
+    metadata = [file for file in manifests if file.stem.lower() == "metadata"]
+    if len(metadata) == 1:
+        return open_manifest(metadata[0], reading)
+    if tars := [file for file in files if file.suffix.lower() == ".tar"]:
+        return _open_tars(tars, name)
+    if tables := find_parquet_files(folder):
+        return open_parquet(tables, name, folder, reading)
+    if len(manifests) == 1 and len(files) == len(entries):
+        return open_manifest(manifests[0], reading)
+    return huggingface.load_hf_dataset(str(folder), name, reading) if _needs_datasets_library(folder, files) else None
+
+
+def _needs_datasets_library(folder: Path, files: list[Path]) -> bool:
+    """Whether only the `datasets` library can read this folder: it has Arrow files, or metadata files in the splits."""
+    if any(file.suffix.lower() == ".arrow" for file in files):
+        return True
+    splits = find_split_folders(folder)[0].values()
+    return any((split / f"metadata{suffix}").is_file() for split in splits for suffix in (".csv", ".jsonl"))
+
+
+def _to_dataset(raw: RawDataset, reading: Reading) -> DataSet:
+    """Check the classes, detect the number of channels, and hold out the splits that are missing."""
+    check_unique_classes(raw.classes)
+    for source in raw.splits.values():
+        if isinstance(source, EncodedSource):
+            source.max_pixels = reading.max_pixels
+    notes = list(raw.notes)
+    train = raw.splits["train"]
+    _check_classes(raw, notes)
+    stored = {name: source for name, source in raw.splits.items() if len(source)}
+    held_out, how = _hold_out(stored, reading, notes)
+    splits = {**stored, **held_out}
+    return DataSet(
+        raw.name,
+        raw.classes,
+        _detect_channels(train, notes),
+        splits["train"],
+        splits.get("val"),
+        splits.get("test"),
+        "; ".join(text for text in (raw.val_origin if "val" in stored else "", how) if text),
+        tuple(notes),
+        tuple(name for name in ("val", "test") if name in held_out),
+    )
+
+
+def _hold_out(stored: dict[str, Source], reading: Reading, notes: list[str]) -> tuple[dict[str, Source], str]:
+    """The missing splits, taken from the training images, with the remaining `train`; and a description for display."""
+    fractions = {"val": reading.val_fraction, "test": reading.test_fraction}
+    for name in ("val", "test"):
+        if name in stored:
+            if fractions[name] is not None:
+                notes.append(f"{name}_fraction is not used: the data has a {SPLIT_TITLES[name]} split")
+            fractions[name] = 0.0
+    if "val" in stored and reading.test_fraction is None:
+        fractions["test"] = 0.0  # the authors of the data decided which splits it has
+    if "val" in stored and reading.split_seed != 0 and not fractions["test"]:
+        notes.append("split_seed is not used: the data has a validation split")
+    train = stored["train"]
+    remaining, val, test = train_val_test_split(train.labels, fractions["val"], fractions["test"], reading.split_seed)
+    if fractions["val"] != 0 and not len(val):
+        raise VitreousError(
+            f"{format_count(len(train), 'image')} are too few to hold out a validation split, since each class has only"
+            " one; add images, or a val split, or train without validation (val_fraction 0)"
+        )
+    held_out: dict[str, Source] = {
+        name: Subset(train, indices) for name, indices in (("val", val), ("test", test)) if len(indices)
+    }
+    if not held_out:
+        return {}, "" if "val" in stored else "no validation split"
+    parts = [f"{100 * len(source) / len(train):.3g}% for {SPLIT_TITLES[name]}" for name, source in held_out.items()]
+    how = f"{' and '.join(parts)}, held out from train, stratified, seed {reading.split_seed}"
+    if fractions["test"] is None and not len(test):
+        how += f"; no test split, which needs at least {MIN_IMAGES_FOR_TEST} images"
+    return {"train": Subset(train, remaining), **held_out}, how
+
+
+def _check_classes(raw: RawDataset, notes: list[str]) -> None:
+    labels = raw.splits["train"].labels
+    multi_label = labels.ndim == 2
+    counts = labels.sum(0) if multi_label else torch.bincount(labels, minlength=len(raw.classes))
+    present = [name for name, count in zip(raw.classes, counts.tolist(), strict=True) if count]
+    if not len(labels) or not present:
+        raise VitreousError("no training images with a label")
+    if len(present) < 2 and not multi_label:
+        only = f"only one class, {present[0]!r}, with {format_count(len(labels), 'image')}"
+        raise VitreousError(f"{only}: classification needs at least two classes")
+    if absent := sorted(set(raw.classes) - set(present)):
+        notes.append(f"no training image of {format_count(len(absent), 'class')}: {summarize_names(absent)}")
+    if single := [n for n, count in zip(raw.classes, counts.tolist(), strict=True) if count == 1]:
+        notes.append(f"only one training image of {format_count(len(single), 'class')}: {summarize_names(single)}")
+
+
+def _detect_channels(train: Source, notes: list[str]) -> int:
+    """1 if a sample of the training images is grey, otherwise 3."""
+    if (array := train.array) is not None:
+        return int(array.shape[-1])
+    step = max(1, len(train) / IMAGES_CHECKED)
+    modes, errors = set(), []
+    for number in range(min(IMAGES_CHECKED, len(train))):
+        try:
+            modes.add(train.image(int(number * step), (1, 1)).mode)
+        except SystemFaultError:
+            raise
+        except VitreousError as error:
+            errors.append(str(error))
+    if not modes:
+        raise VitreousError(f"none of the {len(errors)} images that were tried can be read; the first: {errors[0]}")
+    if modes == {"L"} and len(train) > IMAGES_CHECKED:
+        notes.append(f"{IMAGES_CHECKED} sampled images are grey: all images are converted to grey")
+    return 1 if modes == {"L"} else 3

@@ -1,0 +1,87 @@
+"""Transfer of decoded pixels from worker processes: in shared memory, or through a pipe if that is full.
+
+Shared memory is in /dev/shm. Docker gives it 64 MiB by default, less than a few workers need; it may also be read-only
+or missing. A worker reserves memory before it writes: otherwise writing to a full /dev/shm kills it (SIGBUS).
+"""
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from vitreous.errors import VitreousWarning
+
+SHARED = "/dev/shm"
+ADVICE = "give it more room (docker run --shm-size=2g)"
+FEW_FILES = 256  # a shared tensor takes open files in both processes; with a lower limit, pipes are used instead
+
+
+def available_workers(requested: int, method: str) -> int:
+    """The requested number of worker processes; 0, with a warning, if the system has no semaphores for their queues."""
+    if requested:
+        try:
+            multiprocessing.get_context(method).Semaphore()
+        except OSError as error:
+            warnings.warn(
+                f"images are decoded without worker processes, which is slower: {SHARED} cannot be used"
+                f" ({error.strerror}); {ADVICE}, or pass --workers 0",
+                VitreousWarning,
+                stacklevel=3,
+            )
+            return 0
+    return requested
+
+
+def pack_arrays(arrays: Sequence[NDArray[Any]]) -> Tensor | NDArray[Any]:
+    """Arrays concatenated into one flat buffer. In a worker: a tensor in shared memory, or an array to send by pipe."""
+    rows = [array.reshape(-1) for array in arrays]
+    dtype = rows[0].dtype if rows else np.dtype(np.uint8)
+    count = sum(map(len, rows))
+    if not count:
+        return np.empty(0, dtype)
+    flat = np.empty(count, dtype) if get_worker_info() is None else _allocate_shared(count, dtype)
+    np.concatenate(rows, out=flat.numpy() if isinstance(flat, Tensor) else flat)
+    return flat
+
+
+def unpack_tensor(flat: Tensor | NDArray[Any], from_worker: bool) -> Tensor:
+    """The result of `pack_arrays` as a tensor, in the main process. Warns if a worker had to use a pipe."""
+    if isinstance(flat, Tensor):
+        return flat
+    if from_worker and len(flat) and not _few_files_allowed():
+        status = os.statvfs(SHARED) if os.path.isdir(SHARED) else None  # noqa: PTH112
+        size = f" ({status.f_blocks * status.f_frsize >> 20:,} MiB)" if status else ""
+        warnings.warn(
+            f"{SHARED}{size} is too small for all decoded images: some go through pipes, which is slower; {ADVICE}",
+            VitreousWarning,
+            stacklevel=3,
+        )
+    return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
+
+
+def _allocate_shared(count: int, dtype: np.dtype[Any]) -> Tensor | NDArray[Any]:
+    """A tensor in shared memory; if there is none, an ordinary array."""
+    empty = np.empty(0, dtype)
+    if _few_files_allowed():
+        return np.empty(count, dtype)
+    try:
+        storage = torch.UntypedStorage._new_shared(count * dtype.itemsize)
+        if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
+            os.posix_fallocate(storage._share_fd_cpu_()[0], 0, count * dtype.itemsize)
+        return torch.from_numpy(empty).new_empty(0).set_(storage)
+    except (OSError, RuntimeError):  # full, read-only or missing; or the limit of open files is reached
+        return np.empty(count, dtype)
+
+
+def _few_files_allowed() -> bool:
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit != resource.RLIM_INFINITY and limit < FEW_FILES

@@ -1,0 +1,238 @@
+"""Whether a model is still the one that its config describes, part by part.
+
+Code that does not call a model's own `forward` (fast paths, exporters, file writers, cost formulas) knows only the
+models that `build(config)` makes. A user may have changed a model since: replaced a module, wrapped or compiled a
+block, registered a hook, added an adapter. `differences` lists such changes. It compares with a freshly built model and
+accepts only what is equal, so a change that nobody thought of is listed too.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FunctionType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from vitreous.errors import VitreousError
+from vitreous.models.base import Model
+from vitreous.models.resnet import BiT, BiTConfig
+from vitreous.models.vit import VisionTransformer, ViTConfig
+from vitreous.models.zoo import build
+
+Kind = Literal["type", "module", "attribute", "parameter", "shared", "hook", "compiled", "override"]
+
+CALL_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = (*CALL_HOOKS, "_state_dict_hooks", "_state_dict_pre_hooks")
+# Attributes of an instance that do not change what its forward computes: torch's own bookkeeping, the mode, what
+# travels with the weights, and what `keyed_drops` sets for a batch.
+TORCH = frozenset(vars(nn.Module()))
+FREE = frozenset(
+    {"checkpoint_activations", "preprocessing", "labels", "multi_label", "extras", "report", "keys", "kept"}
+)
+
+
+# What torch puts around a model, and where the model is in it.
+WRAPPERS = {
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One way in which a model is not what its config describes."""
+
+    kind: Kind
+    name: str  # of the module or parameter; "" is the model itself
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside what torch puts around it to compile or to distribute it, which computes the same. A wrapper
+    with hooks of its own may compute something else, and is returned as it is."""
+    while (attribute := _wraps(model)) is not None and not has_hooks(model):
+        model = getattr(model, attribute)
+    return model
+
+
+def vitreous_model(model: nn.Module, what: str) -> Model:
+    """The model of Vitreous that was given to `what`, without torch's wrappers; anything else is refused."""
+    found = unwrapped(model)
+    if isinstance(found, Model):
+        return found
+    given = type(found).__name__
+    if _wraps(found) is not None:
+        raise VitreousError(f"{what}: {given} has hooks of its own; register them on the model inside it")
+    raise VitreousError(f"{what}: expected a model from vitreous.load or vitreous.create, got {given}")
+
+
+def _wraps(model: nn.Module) -> str | None:
+    # By name: importing torch's compiler takes seconds.
+    return WRAPPERS.get(f"{type(model).__module__}.{type(model).__qualname__}")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` was called on a module, in place or around it."""
+    return module._compiled_call_impl is not None or _wraps(module) == "_orig_mod"
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, hooks, None) for hooks in HOOKS)
+
+
+def differences(model: nn.Module) -> Iterator[Difference]:
+    """Every way in which a model differs from `build(model.config)`. The values of its parameters, their dtype and
+    device, and whether they are trained, are not part of this."""
+    if type(model) not in (VisionTransformer, BiT):
+        yield Difference("type", "", f"it is of type {type(model).__name__}, not VisionTransformer or BiT")
+        return
+    yield from _global_hooks()
+    standard = _standard(model.config)
+    found = dict(model.named_modules(remove_duplicate=False))
+    yield from _patched(standard)
+    for name in found:
+        if name not in standard and not _below_a_difference(name, found, standard):
+            yield Difference("module", name, f"{name} is not part of a model with its config")
+    for name, expected in standard.items():
+        if name not in found:
+            if not _below_a_difference(name, found, standard):
+                yield Difference("module", name, f"{name} is missing")
+        elif type(found[name]) is not type(expected):
+            actual, usual = type(found[name]).__name__, type(expected).__name__
+            yield Difference("type", name, f"{name} is of type {actual}, not {usual}")
+        else:
+            yield from _module_differences(name, found[name], expected)
+    yield from _shared(model)
+
+
+def difference(model: nn.Module, allowed: Collection[Kind] = ()) -> str | None:
+    """The first difference, in words, that is not of an allowed kind; None: there is none."""
+    return next((str(found) for found in differences(model) if found.kind not in allowed), None)
+
+
+def hooked(model: nn.Module) -> str | None:
+    """The first module of a model that has hooks, in words; None: there is none."""
+    if found := next(_global_hooks(), None):
+        return str(found)
+    names = (name for name, module in model.named_modules() if has_hooks(module))
+    return next((f"{name or 'the model'} has hooks" for name in names), None)
+
+
+class Structure:
+    """Which modules, parameters and hooks a model has at one time, to notice that one was replaced. That takes some
+    0.1 ms, so that it can be asked at every step. Of a module's attributes only a `forward` of its own is noticed."""
+
+    def __init__(self, model: nn.Module):
+        self.modules = list(model.modules())
+        self.attributes = [vars(module) for module in self.modules]
+        self.parts: list[dict[str, Any]] = [
+            held for module in self.modules for held in (module._modules, module._parameters) if held
+        ]
+        self.hooks = [getattr(module, hooks) for module in self.modules for hooks in CALL_HOOKS]
+        self.before = self._state()
+
+    def _state(self) -> list[object]:
+        kinds, own = list(map(type, self.modules)), ["forward" in held for held in self.attributes]
+        parts = [list(map(id, held.values())) for held in self.parts]
+        return [kinds, own, parts, sum(map(len, self.hooks))]
+
+    def changed(self) -> bool:
+        return self._state() != self.before
+
+
+@lru_cache(maxsize=16)
+def _standard(config: ViTConfig | BiTConfig) -> dict[str, nn.Module]:
+    with torch.device("meta"):
+        return dict(build(config).named_modules(remove_duplicate=False))
+
+
+def _global_hooks() -> Iterator[Difference]:
+    for hooks in CALL_HOOKS:
+        if getattr(torch_module, f"_global{hooks}", None):
+            yield Difference("hook", "", "torch has global module hooks")
+
+
+def _patched(standard: dict[str, nn.Module]) -> Iterator[Difference]:
+    """Methods that were replaced on a class: a freshly built model has these too. Of torch's classes, `forward`."""
+    for kind in dict.fromkeys(map(type, standard.values())):
+        own = kind.__module__.startswith("vitreous.")
+        for name, function in vars(kind).items():
+            if isinstance(function, FunctionType) and (own or name == "forward") and not _is_defined_in(function, kind):
+                yield Difference("override", "", f"{kind.__name__}.{name} is replaced")
+
+
+def _is_defined_in(function: FunctionType, kind: type) -> bool:
+    return function.__module__ == kind.__module__ and function.__qualname__.startswith(f"{kind.__qualname__}.")
+
+
+def _below_a_difference(name: str, found: dict[str, nn.Module], standard: dict[str, nn.Module]) -> bool:
+    """Whether a module above this one differs already: that one is named, not everything in it."""
+    parts = name.split(".")
+    for length in range(1, len(parts)):
+        above = ".".join(parts[:length])
+        if type(found.get(above)) is not type(standard.get(above)):
+            return True
+    return False
+
+
+def _module_differences(name: str, module: nn.Module, expected: nn.Module) -> Iterator[Difference]:
+    label = name or "the model"
+    if has_hooks(module):
+        yield Difference("hook", name, f"{label} has hooks")
+    for attribute, value in vars(module).items():
+        if attribute in TORCH or attribute in FREE:
+            continue
+        if attribute == "_compiled_call_impl":
+            if value is not None:
+                yield Difference("compiled", name, f"{label} is compiled")
+        elif attribute in vars(expected):
+            wanted = vars(expected)[attribute]
+            if type(value) is not type(wanted) or value != wanted:
+                yield Difference("attribute", name, f"{_joined(name, attribute)} is {value!r}, not {wanted!r}")
+        elif hasattr(type(module), attribute) or attribute in (expected._modules | expected._parameters):
+            # It hides a method or a default of the class, a module or a parameter.
+            yield Difference("override", name, f"{_joined(name, attribute)} is replaced on the instance")
+    for attribute in vars(expected):
+        if attribute not in vars(module) and attribute not in TORCH | FREE:
+            yield Difference("attribute", name, f"{_joined(name, attribute)} is missing")
+    order, usual = list(module._modules), list(expected._modules)
+    if order != usual and sorted(order) == sorted(usual):
+        yield Difference("module", name, f"the modules in {label} are in another order")
+    yield from _parameter_differences(name, module, expected)
+
+
+def _parameter_differences(name: str, module: nn.Module, expected: nn.Module) -> Iterator[Difference]:
+    if module._buffers:
+        yield Difference("parameter", name, f"{name or 'the model'} has buffers: {', '.join(module._buffers)}")
+    for attribute in {**module._parameters, **expected._parameters}:
+        actual, usual = module._parameters.get(attribute), expected._parameters.get(attribute)
+        full = _joined(name, attribute)
+        if actual is None and usual is None:
+            continue
+        if actual is None:
+            yield Difference("parameter", full, f"{full} is missing")
+        elif usual is None:
+            yield Difference("parameter", full, f"{full} is not part of a model with its config")
+        elif type(actual) is not nn.Parameter:
+            yield Difference("parameter", full, f"{full} is a {type(actual).__name__}, not a plain parameter")
+        elif actual.shape != usual.shape:
+            yield Difference("parameter", full, f"{full} is {tuple(actual.shape)}, not {tuple(usual.shape)}")
+
+
+def _shared(model: nn.Module) -> Iterator[Difference]:
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (other := first.setdefault(id(parameter), name)) != name:
+            yield Difference("shared", name, f"{name} is shared with {other}")
+            return
+
+
+def _joined(name: str, attribute: Any) -> str:
+    return f"{name}.{attribute}" if name else str(attribute)

@@ -1,0 +1,17 @@
+"""Data of one run for a report that compares two runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitreous.evaluation.metrics import Result
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    name: str
+    initial_weights: str  # name of the checkpoint, or "random weights"
+    records: Sequence[dict[str, Any]]  # the lines of metrics.jsonl
+    result: Result | None  # None: the run has not finished
+    split: str  # of the result
+    selection: str = ""  # how the measured weights were selected

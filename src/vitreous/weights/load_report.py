@@ -1,0 +1,82 @@
+"""The report of `vitreous.load`: which tensors were used, ignored, unexpected or missing, and what was assumed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitreous.errors import summarize_names
+from vitreous.models.resnet import BiTConfig
+from vitreous.models.vit import ViTConfig
+
+# Topics of guesses, the most important first: a wrong preprocessing costs accuracy without any error.
+TOPICS = ("preprocessing", "heads", "pool", "GELU", "positions", "origin")
+
+
+@dataclass
+class Remarks:
+    """Notes of a reader about a file, and by topic what the file does not contain and the reader assumed."""
+
+    notes: list[str] = field(default_factory=list)
+    guesses: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class LoadReport:
+    """Dialect, inferred config, and how each tensor was treated. `print(model.report)` shows it as text."""
+
+    source: str
+    container: str
+    dialect: str
+    config: ViTConfig | BiTConfig
+    used: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)  # tensor name -> reason
+    unexpected: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # parameter names
+    facts: tuple[str, ...] = ()  # notes that are not guesses
+    guesses: Mapping[str, str] = field(default_factory=dict)  # by topic, what the file does not contain and was assumed
+    origin: Mapping[str, Any] = field(default_factory=dict)  # file and dialect that the weights were converted from
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All notes. The first one lists the guesses, if there are any."""
+        return (self.guessed, *self.facts) if self.guessed else self.facts
+
+    @property
+    def guessed(self) -> str:
+        """All guesses in one sentence, the most important first. Empty for a native file: its guesses were reported
+        when it was converted."""
+        lines = [] if self.dialect == "native" else guess_lines(self.guesses)
+        return f"guessed, because the file does not contain it: {'; '.join(lines)}" if lines else ""
+
+    def add_note(self, note: str) -> None:
+        self.facts = (*self.facts, note)
+
+    def drop(self, topic: str) -> None:
+        """Remove the notes and the guess about a topic."""
+        self.facts = tuple(note for note in self.facts if not note.startswith(f"{topic}:"))
+        self.guesses = {name: guess for name, guess in self.guesses.items() if name != topic}
+
+    def __str__(self) -> str:
+        lines = [f"{self.source}: {self.dialect} ({self.container}), {len(self.used)} tensors used"]
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.ignored.items():
+            reasons.setdefault(reason, []).append(name)
+        lines += [f"  ignored, {reason}: {summarize_names(names)}" for reason, names in reasons.items()]
+        if self.unexpected:
+            lines.append(f"  unexpected: {summarize_names(self.unexpected)}")
+        if self.missing:
+            lines.append(f"  missing, initialised at random: {summarize_names(self.missing)}")
+        lines += [f"  note: {note}" for note in self.facts]
+        lines += [f"  guess: {guess}" for guess in guess_lines(self.guesses)]
+        return "\n".join(lines)
+
+
+def guess_lines(guesses: Mapping[str, str]) -> list[str]:
+    """Return "topic: guess" for each guess, in the order of TOPICS."""
+    known = [topic for topic in TOPICS if topic in guesses]
+    return [f"{topic}: {guesses[topic]}" for topic in (*known, *(t for t in guesses if t not in TOPICS))]
+
+
+def read_guesses(lines: Sequence[Any]) -> dict[str, str]:
+    """Return the guesses by topic. The inverse of `guess_lines`."""
+    return {topic: text for topic, _, text in (str(line).partition(": ") for line in lines)}

@@ -1,0 +1,223 @@
+"""Output that nobody can read any more: a run goes on without it, and no command ends with a traceback."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitreous
+from helpers import tiny_vit
+from runs import TINY_RUN, draw_folder
+from vitreous.cli import main
+from vitreous.serving import prediction
+from vitreous.utils.console import STDERR, STDOUT, OutputClosed, say, standard_streams
+from vitreous.utils.progress import Teller
+
+RUN = (*TINY_RUN, "--workers", "0", "--duration", "4steps", "--evaluate-every", "2steps")
+MODEL = ("--model", "m.safetensors", "--device", "cpu", "--workers", "0")
+
+
+def shell(command: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """In bash, where `vitreous` is this one."""
+    program = f'vitreous() {{ "{sys.executable}" -m vitreous "$@"; }}; set -o pipefail; {command}'
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        ["bash", "-c", program], cwd=cwd, env=environment, capture_output=True, check=False, timeout=120, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("closed")
+    draw_folder(folder / "data", images=8)
+    model = tiny_vit(num_classes=3)
+    model.labels = ("blau", "grün", "rot")
+    vitreous.save(model, folder / "m.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("vitreous models Ti/16 >&- 2>&- <&-", 0),
+        ("vitreous --help >&-", 0),
+        ("vitreous recipes nothing 2>&-", 2),
+        ("vitreous recipes --nothing 2>&-", 2),
+        ("vitreous recipes 1</dev/null", 1),  # not open for writing
+        ("vitreous recipes >/dev/full", 1),
+        ("vitreous recipes | :", 141),
+        ("vitreous recipes nothing 2>&1 >/dev/null | :", 2),
+    ],
+)
+def test_short_commands(command: str, code: int, tmp_path: Path) -> None:
+    found = shell(command, tmp_path)
+    assert found.returncode == code, found.stderr
+    assert b"Traceback" not in found.stderr
+    assert b"Exception ignored" not in found.stderr
+    if code == 1:
+        assert found.stderr.startswith(b"vitreous: stdout cannot be written (")
+
+
+@pytest.mark.parametrize("closed", ["| head -1", ">&- 2>&- <&-"])
+def test_training_goes_on(closed: str, place: Path, tmp_path: Path) -> None:
+    found = shell(f"vitreous train {place}/data --out run {' '.join(RUN)} {closed}", tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert b"Traceback" not in found.stderr
+    assert (tmp_path / "run" / "result.json").is_file()
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_terminal_that_goes_away(place: Path, tmp_path: Path) -> None:
+    """While a thread draws a bar on it. Writing is then an input/output error."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "vitreous", "train", str(place / "data"), "--out", "run", *RUN]
+    environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, "--duration", "60steps"],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=tmp_path,
+        env=environment,
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while b"training" not in shown:
+            shown += os.read(ours, 65536)
+        os.close(ours)
+        assert process.wait(120) == 0
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+# ---------------------------------------------------------------- in this process, with real pipes
+
+
+@contextmanager
+def pipe_without_reader() -> Iterator[Any]:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w", encoding="utf-8")
+    try:
+        yield stream
+    finally:
+        with suppress(BrokenPipeError):
+            stream.close()
+
+
+def run(*arguments: object) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "made"),
+    [
+        (("train", "data", "--out", "OUT", *RUN), 0, "result.json"),
+        (("evaluate", "data", "--out", "OUT", *MODEL), 141, "evaluation.json"),
+        (("features", "data", "OUT", *MODEL), 0, "features.json"),
+        (
+            ("compare", *MODEL[1:], "--data", "data", "--with", "knn", "--out", "OUT", "--cache", "OUT.cache"),
+            141,
+            "comparison.json",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_long_commands_write_their_files(
+    command: tuple[str, ...], code: int, made: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    out = tmp_path / "out"
+    with pipe_without_reader() as lost, pipe_without_reader() as also, redirect_stdout(lost), redirect_stderr(also):
+        assert run(*(word.replace("OUT", str(out)) for word in command)) == code
+    assert (out / made).is_file()
+
+
+def test_predictions_end_when_nobody_reads_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand images are not looked at for the sake of the first."""
+    monkeypatch.chdir(place)
+    seen: list[int] = []
+
+    def counted(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for number, found in enumerate(looked(*arguments, **options)):
+            seen.append(number)
+            yield found
+
+    looked = prediction.predict
+    monkeypatch.setattr(prediction, "predict", counted)
+    with pipe_without_reader() as lost, redirect_stdout(lost):
+        assert run("predict", "data", *MODEL[:4]) == 141
+    assert seen == [0]
+
+
+def test_in_python(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without standard streams, and one whose streams are closed."""
+    settings = {"workers": 0, "duration": "2 steps", "model": "Ti/16", "image_size": 16, "patch_size": 8, "depth": 1}
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert vitreous.train(place / "data", out=str(tmp_path / "a"), device="cpu", **settings).steps == 2
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    monkeypatch.setattr(sys, "stderr", closed)
+    assert vitreous.train(place / "data", out=str(tmp_path / "b"), device="cpu", **settings).steps == 2
+
+
+def test_a_lost_stream_is_dropped_and_a_new_one_is_used() -> None:
+    whole = io.StringIO()
+    with pipe_without_reader() as broken, redirect_stdout(broken):
+        say("a")
+        say("b")
+        Teller().say("c")
+        assert isinstance(STDOUT.failure, BrokenPipeError)
+        with redirect_stdout(whole):
+            say("d")
+    assert whole.getvalue() == "d\n"
+
+
+def test_a_command_for_its_output_alone_stops() -> None:
+    with pipe_without_reader() as broken:
+        with redirect_stdout(broken), standard_streams(required=True), pytest.raises(OutputClosed):
+            say("a")
+        with redirect_stderr(broken), standard_streams(required=True):
+            say("notes may be lost", STDERR)
+    assert not STDOUT.required
+
+
+def test_a_lost_stream_costs_later_commands_no_descriptor() -> None:
+    """Every command looked again for the stream that an earlier one had lost, and left a descriptor open each time."""
+    with pipe_without_reader() as lost, redirect_stdout(lost):
+        assert run("models", "Ti/16") == 141
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        assert run("--version") == 0
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_names_that_the_terminal_cannot_show() -> None:
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with redirect_stdout(narrow):
+        say("grün")
+        Teller().table([("a", "漢")])
+    narrow.flush()
+    assert narrow.buffer.getvalue() == b"gr?n\na  ?\n"  # type: ignore[attr-defined]
+    assert narrow.errors == "strict"  # nothing of the stream itself was changed
+
+
+def test_a_closed_stream_is_no_place_for_files(tmp_path: Path) -> None:
+    """With descriptor 1 closed, the next file to be opened would get that number, and prints would go into it."""
+    code = "import os; from vitreous.cli import main; main(['recipes']); os.write(1, b'lost')"
+    found = subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" -c "$0" >&-', code], capture_output=True, check=False, timeout=60
+    )
+    assert found.returncode == 0, found.stderr

@@ -1,0 +1,129 @@
+"""`--json` means the same in every command: JSON on stdout, nothing else there, and no file."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitreous
+from helpers import tiny_vit
+from pictures import classes
+from vitreous.benchmark import machine
+from vitreous.cli import JSON, main
+
+MODEL = ("--model", "m.safetensors")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "bench": (*MODEL, "--batch-size", "2", "--seconds", "0.02", "--device", "cpu"),
+    "compare": (
+        "m.safetensors",
+        "--data",
+        "pets",
+        "--with",
+        "knn",
+        "--out",
+        "drawn",
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+    ),
+    "data": ("pets",),
+    "evaluate": ("pets", *MODEL, "--size", "32", "40", "--out", "drawn", "--device", "cpu", "--workers", "0"),
+    "info": ("m.safetensors",),
+    "predict": ("pets", *MODEL, "--device", "cpu"),
+    "recipes": (),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setitem(machine.SIDES, "cpu", 96)
+    for split in ("train", "test"):
+        classes(tmp_path / "pets" / split, {"cat": 12, "dog": 12})
+    model = tiny_vit(num_classes=2)
+    model.labels = ("cat", "dog")
+    vitreous.save(model, "m.safetensors")
+    return tmp_path
+
+
+def run(*arguments: str) -> int:
+    try:
+        main(list(arguments))
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def strict(text: str) -> Any:
+    """NaN and Infinity, which Python writes, are not JSON."""
+
+    def refuse(word: str) -> Any:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_every_command_that_has_it_is_here() -> None:
+    assert set(COMMANDS) == set(JSON)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_stdout_is_json_alone(command: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(command, *COMMANDS[command], "--json") == 0
+    out = capfd.readouterr().out
+    assert out.endswith("\n")
+    if command == "predict":  # an object for each image
+        assert [set(strict(line)) for line in out.splitlines()] == [{"image", "top"}] * 48
+    else:
+        assert strict(out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_is_refused_and_the_error_says_what_to_write(
+    command: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (("--json", "r.json"), ("--json=r.json",), ("--json=r.txt",)):
+        assert run(command, *COMMANDS[command], *arguments) == 2
+        out, err = capfd.readouterr()
+        assert not out
+        file = arguments[-1].removeprefix("--json=")
+        assert f"--json takes no file, it prints JSON to stdout: write `--json > {file}`" in err
+        assert ("--out DIR" in err) == (command in ("compare", "evaluate"))
+        assert not Path(file).exists()
+    assert list(here.glob("r.*")) == []
+
+
+def test_what_follows_may_be_what_the_command_is_about(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("predict", "--json", "pets/test/cat/000.png", *MODEL, "--device", "cpu") == 0
+    assert strict(capfd.readouterr().out)["image"] == "pets/test/cat/000.png"
+    assert run("predict", "--json", "pets/test/cat/000.png", *MODEL, "--tpo", "3") == 2
+    assert "takes no file" not in capfd.readouterr().err  # that is not what is wrong, and the image would be lost
+    assert run("evaluate", *MODEL, "--json", "results.txt") == 2
+    assert "results.txt: there is no such file or folder" in capfd.readouterr().err  # it is DATA
+
+
+def test_a_number_that_is_none_is_null(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = tiny_vit(num_classes=2)
+    model.labels = ("cat", "dog")
+    model.head.weight.data.mul_(3e38)  # logits overflow
+    vitreous.save(model, "large.safetensors")
+    assert run("evaluate", "pets", "--model", "large.safetensors", "--device", "cpu", "--workers", "0", "--json") == 0
+    assert strict(capfd.readouterr().out)["scores"][0]["loss"] is None
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_on_a_terminal_the_notes_stay_on_stderr(
+    command: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where both streams are the same terminal, one console writes everything else to stdout."""
+    (here / "pets" / "test" / "cat" / "bad.png").write_bytes(b"broken")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert run(command, *COMMANDS[command], "--json") == 1  # an image could not be read
+    out, err = capsys.readouterr()
+    assert "bad.png: not an image" in err
+    assert all(strict(line) for line in out.splitlines())

@@ -1,0 +1,145 @@
+"""What a run says of its result: on which images, how sure, and how the weights were selected."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runs import TINY_RUN, config, draw_folder, records
+from vitreous import VitreousError, load, resume, train
+from vitreous.data.digests import image_digests
+from vitreous.data.open_data import open_data
+from vitreous.evaluation.metrics import wilson
+from vitreous.evaluation.training_images import FILE, SeenImages
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough for a test split."""
+    return draw_folder(tmp_path_factory.mktemp("data") / "photos", images=40)
+
+
+def right(model: Any, source: Any) -> float:
+    """The share of right answers, image by image."""
+    answers = [model(model.preprocessing(source.image(i))[None]).argmax().item() for i in range(len(source))]
+    return sum(a == b for a, b in zip(answers, source.labels.tolist(), strict=True)) / len(source)
+
+
+def test_the_best_weights_are_measured_on_images_that_selected_nothing(photos: Path, tmp_path: Path) -> None:
+    changes = {"duration": "4 steps", "evaluate_every": "1 steps", "lr": 1e-4}
+    outcome = train(photos, config(tmp_path / "run", **changes), quiet=True)
+    data = open_data(photos)
+    assert (outcome.split, outcome.result.images) == ("test", len(data.test)) == ("test", 18)
+    assert outcome.result.top1 == right(load(outcome.run / "best.safetensors"), data.test)
+    evaluations = records(outcome.run, "eval")
+    assert len(evaluations) == 8  # raw and EMA weights
+    (how,) = outcome.selection
+    assert "best of 8 evaluations on 18 validation images" in how
+    assert "test images selected nothing" in how
+    stored = json.loads((outcome.run / "result.json").read_text())
+    assert stored["selection"] == [how]
+    low, high = stored["result"]["interval"]
+    assert 0 <= low <= outcome.result.top1 <= high <= 1
+    assert high - low > 0.1
+
+
+def test_without_a_test_split_a_selected_maximum_is_not_the_result(photos: Path, tmp_path: Path) -> None:
+    """The result is that of the last weights, which the validation images did not select."""
+    changes = {"duration": "6 steps", "evaluate_every": "1 steps", "lr": 3e-2, "ema": 0.0, "test_fraction": 0.0}
+    outcome = train(photos, config(tmp_path / "run", **changes), quiet=True)
+    data = open_data(photos, config(tmp_path, test_fraction=0.0).reading)
+    values = [line["top1"] for line in records(outcome.run, "eval")]
+    assert outcome.split == "val"
+    assert outcome.result.top1 == pytest.approx(values[-1])
+    assert outcome.result.top1 == right(load(outcome.run / "last.safetensors"), data.val)
+    measured, best = outcome.selection
+    assert "last.safetensors" in measured
+    assert "not selected by these images" in measured
+    assert "best of 6 evaluations on 24 validation images" in best
+    assert f"{max(values):.2%}" in best
+    assert "expect less on new ones" in best
+
+
+def test_the_command_and_the_report_say_it(photos: Path, tmp_path: Path, vitreous: Callable[..., Any]) -> None:
+    done = vitreous("train", photos, *TINY_RUN, "--duration", "6steps", "--evaluate-every", "3steps", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    assert re.search(r"\d+\.\d% of 18 test images right \(95% interval \d+\.\d to \d+\.\d%\), after", told)
+    assert "selected by top1: the best of 4 evaluations on 18 validation images" in told
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "of 18 test images right (95% interval" in page
+    assert "the best of 4 evaluations on 18 validation images" in page
+    assert "highest val accuracy of 4 evaluations, selected" in page
+
+
+def test_where_nothing_is_held_out_for_selection(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        draw_folder(tmp_path / "data" / split, images=8)
+    outcome = train(tmp_path / "data", config(tmp_path / "run", val_fraction=0.0, evaluate_every=None), quiet=True)
+    assert outcome.split == "test"
+    assert "no validation images selected them" in outcome.selection[0]
+
+
+def test_stopping_early_is_a_selection_too(photos: Path, tmp_path: Path) -> None:
+    changes = {"evaluate_every": "1 steps", "patience": 1, "lr": 1e-9, "warmup": "0%", "test_fraction": 0.0}
+    outcome = train(photos, config(tmp_path / "run", **changes), quiet=True)
+    assert outcome.steps < 12
+    assert "also decided when to stop" in outcome.selection[0]
+
+
+def test_a_run_knows_its_images_by_content(photos: Path, tmp_path: Path) -> None:
+    outcome = train(photos, config(tmp_path / "run", duration="2 steps", evaluate_every=None), quiet=True)
+    data, seen = open_data(photos), SeenImages.read(outcome.run)
+    for name, source in data.splits.items():
+        assert getattr(seen, name).equal(image_digests(source))
+        assert len(getattr(seen, name).unique()) == len(source)
+    # What it began with has seen images too.
+    more = train(photos, config(tmp_path / "next", **START, start=str(outcome.run), split_seed=1), quiet=True)
+    assert SeenImages.read(more.run).earlier.equal(seen.train)
+
+
+START = {
+    **dict.fromkeys(("model", "patch_size", "width", "depth", "heads", "mlp_dim")),
+    "duration": "2 steps",
+    "evaluate_every": None,
+}
+
+
+def test_an_image_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    """Under the same name, with the same size, between two parts of a run."""
+    data = draw_folder(tmp_path / "data")
+    train(data, config(tmp_path / "run"), quiet=True)
+    for name in ("result.json", "report.html"):
+        (tmp_path / "run" / name).unlink()
+    first, second = (data / "rot" / f"{number:03d}.jpg" for number in (0, 1))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(VitreousError, match=r"1 (train|val) images are not what they were .*compared by content"):
+        resume(tmp_path / "run", quiet=True)
+    first.write_bytes(content)
+    assert resume(tmp_path / "run", quiet=True).steps == 12
+
+
+def test_a_run_without_digests_goes_on(tmp_path: Path) -> None:
+    """One that was killed before they were written."""
+    data = draw_folder(tmp_path / "data")
+    train(data, config(tmp_path / "run"), quiet=True)
+    for name in ("result.json", "report.html", FILE):
+        (tmp_path / "run" / name).unlink()
+    resume(tmp_path / "run", quiet=True)
+    assert SeenImages.read(tmp_path / "run") is not None
+
+
+def test_the_interval_covers_the_truth_nearly_always() -> None:
+    """Of draws with a known share, 95% of the intervals hold it."""
+    generator = torch.Generator().manual_seed(0)
+    for share, images in ((0.5, 36), (0.9, 36), (0.97, 200)):
+        hits = torch.binomial(torch.full((4000,), float(images)), torch.tensor(share).expand(4000), generator)
+        covered = [low <= share <= high for low, high in (wilson(hit / images, images) for hit in hits.tolist())]
+        assert 0.92 < sum(covered) / len(covered) < 0.985
+    assert wilson(1.0, 10) == (pytest.approx(0.7225, abs=1e-3), pytest.approx(1.0))
+    assert wilson(0.0, 10)[0] == 0

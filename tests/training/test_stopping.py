@@ -1,0 +1,275 @@
+"""However a run is ended from outside, everything up to then is saved, and it says how to go on."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runs import TINY_RUN, complete, config, kill_at, start, step_of, wait_for
+from vitreous import VitreousError, resume, train
+from vitreous.training import loop as training_loop
+from vitreous.training import state
+from vitreous.training.signals import Stopped
+
+# Images are decoded by workers at every step; no state is saved before the run is told to stop.
+DECODING = (*TINY_RUN, "--workers", "2", "--hold", "never", "--save-minutes", "60", "--out", "run")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("whole")
+    complete("train", folder, *DECODING, cwd=place)
+    return place / "run"
+
+
+def same(one: Path, other: Path) -> bool:
+    names = ("best.safetensors", "last.safetensors")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def stopped(process: subprocess.Popen[str], run: Path, number: int, words: str) -> None:
+    """It ended as one that was asked to, in one sentence, with all steps saved."""
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == number, error
+    assert "Traceback" not in error
+    assert words in error
+    assert [path.name for path in state.states(run / "state")] == [f"step-{step_of(run):09d}"]
+
+
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 1), (signal.SIGTERM, 13), (signal.SIGHUP, 7)])
+def test_a_signal_to_the_whole_group(whole: Path, folder: Path, tmp_path: Path, number: int, step: int) -> None:
+    """As systemd and SLURM stop a job, and as a terminal that is closed: workers get it too."""
+    run = tmp_path / "run"
+    process = start("train", folder, *DECODING, cwd=tmp_path, start_new_session=True)
+    wait_for(process, run, step)
+    os.killpg(process.pid, number)
+    stopped(process, run, 128 + number, "everything is saved; to go on: vitreous train --resume run")
+    resume(run, quiet=True)
+    assert same(run, whole)
+
+
+def test_a_hang_up_that_is_to_be_ignored(folder: Path, tmp_path: Path) -> None:
+    """nohup starts a program with SIGHUP ignored."""
+    options: dict[str, Any] = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    process = start("train", folder, *DECODING, cwd=tmp_path, **options)
+    _, error = kill_at(process, tmp_path / "run", 3, signal.SIGHUP)
+    assert process.returncode == 0, error
+    assert step_of(tmp_path / "run") == 40
+
+
+def test_a_worker_that_is_killed(whole: Path, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start("train", folder, *DECODING, cwd=tmp_path)
+    wait_for(process, run, 5)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    stopped(process, run, 2, "a process that decodes images has died")
+    resume(run, quiet=True)
+    assert same(run, whole)
+
+
+@pytest.mark.parametrize("place", ["_log", "_evaluate"])
+def test_an_error_between_steps(
+    whole: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Also in the middle of an evaluation, which is then done again."""
+    run, wishes = tmp_path / "run", config(tmp_path / "run", duration="40steps", evaluate_every="10steps", workers=0)
+    wishes = wishes.with_(hold="never", save_minutes=60.0)
+    known = getattr(training_loop.Loop, place)
+
+    def fail(self: training_loop.Loop, *arguments: Any, **options: Any) -> Any:
+        if self.progress.step == 20 and not failed:
+            failed.append(place)
+            raise OSError(5, "Input/output error")
+        return known(self, *arguments, **options)
+
+    failed: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(training_loop.Loop, place, fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            train(folder, wishes, quiet=True)
+    assert [path.name for path in state.states(run / "state")] == ["step-000000020"]
+    resume(run, quiet=True)
+    assert same(run, whole)
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, place: str, act: Callable[[Path], None]) -> None:
+    """Do something once, when a run comes to a place in its loop at this step."""
+    known, done = getattr(training_loop.Loop, place), []
+
+    def replaced(self: training_loop.Loop, *arguments: Any, **options: Any) -> Any:
+        if self.progress.step == step and not done:
+            done.append(step)
+            act(self.folder.path)
+        return known(self, *arguments, **options)
+
+    monkeypatch.setattr(training_loop.Loop, place, replaced)
+
+
+@pytest.mark.parametrize("place", ["_log", "save"])
+def test_a_signal_in_the_last_step(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Also while the last state is being saved: it is saved, and the run stops before it measures anything."""
+    run = tmp_path / "run"
+    at_step(monkeypatch, 12, place, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Stopped, match="stopped at step 12 of 12, everything is saved") as stop:
+        train(folder, config(run, save_minutes=60.0), quiet=True)
+    assert stop.value.code == 128 + signal.SIGINT
+    assert [path.name for path in state.states(run / "state")] == ["step-000000012"]
+    assert resume(run, quiet=True).steps == 12
+
+
+def test_a_log_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps are saved all the same."""
+    run = tmp_path / "run"
+
+    def block(run: Path) -> None:
+        (run / "metrics.jsonl").unlink()
+        (run / "metrics.jsonl").mkdir()
+
+    at_step(monkeypatch, 5, "_step", block)
+    with pytest.raises(VitreousError, match=r"(?s)metrics\.jsonl cannot be written.*up to step \d+ is saved"):
+        train(folder, config(run, save_minutes=60.0), quiet=True)
+    assert state.states(run / "state")
+    (run / "metrics.jsonl").rmdir()
+    assert resume(run, quiet=True).steps == 12
+
+
+def test_best_weights_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluation is done again when the run goes on, and selects the same weights."""
+    train(folder, config(tmp_path / "whole", evaluate_every="12 steps"), quiet=True)
+    run = tmp_path / "run"
+    at_step(monkeypatch, 5, "_step", lambda run: (run / "best.safetensors").mkdir())
+    with pytest.raises(VitreousError, match=r"(?s)best\.safetensors is a folder.*up to step 12 is saved"):
+        train(folder, config(run, evaluate_every="12 steps", save_minutes=60.0), quiet=True)
+    (run / "best.safetensors").rmdir()
+    resume(run, quiet=True)
+    assert same(run, tmp_path / "whole")
+
+
+def test_an_error_while_weights_change_saves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of no step then."""
+    from vitreous.training.optim.ema import Ema
+
+    def fail(self: Ema, step: int) -> None:
+        raise RuntimeError("half-way")
+
+    monkeypatch.setattr(Ema, "update", fail)
+    with pytest.raises(RuntimeError, match="half-way"):
+        train(folder, config(tmp_path / "run", ema=0.9), quiet=True)
+    assert state.states(tmp_path / "run" / "state") == []
+
+
+@pytest.fixture(scope="module")
+def stopped_run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped between two evaluations, after the second."""
+    place = tmp_path_factory.mktemp("half")
+    _, error = kill_at(start("train", folder, *DECODING, cwd=place), place / "run", 23, signal.SIGINT)
+    assert state.states(place / "run" / "state"), error
+    return place / "run"
+
+
+@pytest.fixture
+def half(stopped_run: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(stopped_run, tmp_path / "run"))
+
+
+def test_weights_that_were_damaged_or_lost_meanwhile(whole: Path, half: Path) -> None:
+    """The state knows them: a flipped bit, or the weights of steps that are lost, do not get into the result."""
+    for name in ("best.safetensors", "last.safetensors"):
+        content = bytearray((half / name).read_bytes())
+        content[-5] ^= 1
+        with (half / name).open("r+b") as file:
+            file.write(content)
+    resume(half, quiet=True)
+    assert same(half, whole)
+
+
+def test_a_bad_byte_in_the_log(whole: Path, half: Path) -> None:
+    content = (half / "metrics.jsonl").read_bytes()
+    (half / "metrics.jsonl").write_bytes(
+        b"\xff\xfe[[[\n" + content[:50] + b"\x80" + content[51:] + b'[1]\n{"step": "x"}\n'
+    )
+    resume(half, quiet=True)
+    assert same(half, whole)
+
+
+def copy_unmeasured(whole: Path, run: Path) -> Path:
+    """A run whose training is complete, and whose weights have not been measured yet."""
+    shutil.copytree(whole, run)
+    (run / "result.json").unlink()
+    return run
+
+
+def test_lines_of_the_log_that_say_something_else(whole: Path, tmp_path: Path) -> None:
+    """A damaged byte can leave a line that is JSON, but not what the report needs."""
+    run = copy_unmeasured(whole, tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "event", "step": 3, "tezt": "x"}\n{"kind": "event", "text": "x"}\n')
+        file.write('{"kind": {}, "step": 1}\n3\n')
+    assert resume(run, quiet=True).steps == 40
+    assert (run / "result.json").is_file()
+
+
+def test_a_result_that_was_damaged(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    content = (run / "result.json").read_text()
+    images = re.search(r'"images": \d+', content)
+    assert images is not None
+    for old, new in (
+        ('"confusion"', '"confuzion"'),
+        ('"right"', '"rigth"'),
+        ('"steps": 40', '"steps": []'),
+        (images[0], '"images": "x"'),
+        ('"split"', '"zplit"'),
+    ):
+        assert old in content
+        (run / "result.json").write_text(content.replace(old, new))
+        with pytest.raises(VitreousError, match=r"result\.json is damaged .*remove it, and resume"):
+            resume(run, quiet=True)
+
+
+def test_a_description_that_was_damaged(whole: Path, tmp_path: Path) -> None:
+    """It is found out before anything is computed."""
+    run = copy_unmeasured(whole, tmp_path / "run")
+    content = (run / "config.json").read_text()
+    for name in ("choices", "command", "environment", "why"):
+        (run / "config.json").write_text(content.replace(f'"{name}"', f'"{name}x"'))
+        with pytest.raises(VitreousError, match=r"config\.json does not describe a run"):
+            resume(run, quiet=True)
+
+
+def test_a_run_directory_that_cannot_be_written_to(half: Path, tmp_path: Path) -> None:
+    (half / ".lock").unlink()
+    (half / ".lock").mkdir()
+    with pytest.raises(VitreousError, match="nothing can be written to this run directory"):
+        resume(half, quiet=True)
+
+
+def test_weights_that_changed_before_they_were_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, known = tmp_path / "run", training_loop.Loop.run
+
+    def run_and_flip(self: training_loop.Loop) -> None:
+        known(self)
+        content = bytearray(self.folder.last.read_bytes())
+        content[-5] ^= 1
+        self.folder.last.write_bytes(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_loop.Loop, "run", run_and_flip)
+        with pytest.raises(VitreousError, match=r"last\.safetensors was changed after it was written"):
+            train(folder, config(run), quiet=True)
+    assert not (run / "result.json").exists()
+    shutil.copytree(run, tmp_path / "copy")
+    assert resume(tmp_path / "copy", quiet=True).steps == 12

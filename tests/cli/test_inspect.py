@@ -202,7 +202,7 @@ def test_a_second_look_takes_the_first_away(folder: Path, capsys: pytest.Capture
     )
     Path("seen/mine.png").touch()
     assert run(*again, "--overwrite") == 2
-    assert "seen holds other files (mine.png)" in capsys.readouterr().err
+    assert "seen holds other files ('mine.png')" in capsys.readouterr().err
     Path("seen/mine.png").unlink()
     assert {path.name: path.read_bytes() for path in Path("seen").iterdir()} == before
     assert run(*again, "--overwrite") == 0

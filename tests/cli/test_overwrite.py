@@ -109,7 +109,7 @@ def test_folders_of_others_are_never_replaced(name: str, place: Path, capsys: py
     Path(out, "thesis.tex").write_text("years of work")
     for more in ((), ("--overwrite",)):
         assert run(*arguments, *more) == 2
-        assert f"{out} holds other files (thesis.tex): give an empty or a new folder" in capsys.readouterr().err
+        assert f"{out} holds other files ('thesis.tex'): give an empty or a new folder" in capsys.readouterr().err
     assert snapshot(Path(out)) == {"out/thesis.tex": b"years of work"}
 
 
@@ -138,7 +138,7 @@ def test_features(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "name another folder, or replace them with --overwrite" in capsys.readouterr().err
     Path("out/mine.txt").write_text("mine")
     assert run(*theirs, "--overwrite") == 2
-    assert "out holds other files (mine.txt)" in capsys.readouterr().err
+    assert "out holds other files ('mine.txt')" in capsys.readouterr().err
     Path("out/mine.txt").unlink()
     assert snapshot(Path("out")) == before
     assert run(*theirs, "--overwrite") == 0

@@ -354,8 +354,8 @@ def test_huggingface_settings_that_are_not_known_are_named(tmp_path: Path) -> No
     change_json(tmp_path / "config.json", rope_theta=1e4, finetuning_task="image-classification")
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "DPTImageProcessor", "do_pad": true}')
     notes = vitreous.load(tmp_path).report.facts
-    assert any("not known here and were not used: rope_theta = 10000.0" in note for note in notes)
-    assert any("DPTImageProcessor is not known here" in note for note in notes)
+    assert any("unknown settings, which were not used: rope_theta = 10000.0" in note for note in notes)
+    assert any("DPTImageProcessor is unknown" in note for note in notes)
     assert any("do_pad = True" in note for note in notes)
     assert len(notes) == 3
     assert not any("preprocessing" in n for n in vitreous.load(tmp_path, preprocessing="deit").report.notes)

@@ -69,7 +69,7 @@ def test_a_worker_that_is_killed(whole: Path, folder: Path, tmp_path: Path) -> N
     wait_for(process, run, 5)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
-    stopped(process, run, 2, "a process that decodes images has died")
+    stopped(process, run, 2, "a worker process that decodes images has died")
     resume(run, quiet=True)
     assert same(run, whole)
 

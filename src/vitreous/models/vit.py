@@ -358,14 +358,14 @@ class VisionTransformer(Model):
         x = x.mean(1) if self.attn_pool is None else self.attn_pool(x)
         return x
 
-    def representation(self, x: Tensor) -> Tensor:
-        """Equation 4: the output of the last block (B, T, D) -> final norm, pooling, and pre-logits if configured."""
-        x = self.fc_norm(self.pool(self.norm(x)))
+    def representation(self, tokens: Tensor) -> Tensor:
+        """From the tokens after the final norm (B, T, D) to the input of the head: pooling, and pre-logits if any."""
+        x = self.fc_norm(self.pool(tokens))
         return x if self.pre_logits is None else torch.tanh(self.pre_logits(x))
 
     def features(self, images: Tensor) -> Tensor:
         """The input of the head: (B, D), or (B, representation_size)."""
-        return self.representation(self.encode(images)[0])
+        return self.representation(self.tokens(images)[0])
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(images))

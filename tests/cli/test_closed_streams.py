@@ -18,7 +18,7 @@ from runs import TINY_RUN, draw_folder
 from vitreous.cli import main
 from vitreous.serving import prediction
 from vitreous.utils.console import STDERR, STDOUT, OutputClosed, say, standard_streams
-from vitreous.utils.progress import Teller
+from vitreous.utils.progress import ProgressReporter
 
 RUN = (*TINY_RUN, "--workers", "0", "--duration", "4steps", "--evaluate-every", "2steps")
 MODEL = ("--model", "m.safetensors", "--device", "cpu", "--workers", "0")
@@ -178,7 +178,7 @@ def test_a_lost_stream_is_dropped_and_a_new_one_is_used() -> None:
     with pipe_without_reader() as broken, redirect_stdout(broken):
         say("a")
         say("b")
-        Teller().say("c")
+        ProgressReporter().print("c")
         assert isinstance(STDOUT.failure, BrokenPipeError)
         with redirect_stdout(whole):
             say("d")
@@ -208,7 +208,7 @@ def test_names_that_the_terminal_cannot_show() -> None:
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with redirect_stdout(narrow):
         say("grün")
-        Teller().table([("a", "漢")])
+        ProgressReporter().table([("a", "漢")])
     narrow.flush()
     assert narrow.buffer.getvalue() == b"gr?n\na  ?\n"  # type: ignore[attr-defined]
     assert narrow.errors == "strict"  # nothing of the stream itself was changed

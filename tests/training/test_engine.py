@@ -27,7 +27,7 @@ from vitreous.training.loaders import Feed, feed
 from vitreous.training.lora import adapt_
 from vitreous.training.plan import plan
 from vitreous.training.train import _engine
-from vitreous.utils.progress import Teller
+from vitreous.utils.progress import ProgressReporter
 
 # Whatever is drawn at random, all of it.
 EVERYTHING: dict[str, Any] = {
@@ -46,7 +46,7 @@ def begun(world: World | None = None, several: bool = False, **changes: Any) -> 
     data = DataSet("noise", ("a", "b", "c", "d", "e"), 3, source)
     wishes = config(Path(), **{**EVERYTHING, **SGD, "batch_size": 128, "evaluate_every": None, "depth": 3, **changes})
     made = plan(data, wishes, world)
-    fed = feed(data, made, world, Teller(quiet=True))
+    fed = feed(data, made, world, ProgressReporter(quiet=True))
     engine = _engine(data, made, fed)
     draw(engine.model).train()  # the head starts at zero, and would hide the rest
     return engine, fed

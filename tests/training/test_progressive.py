@@ -18,7 +18,7 @@ from vitreous.training.distributed import World
 from vitreous.training.engine import compiled_by_parts, eagerly
 from vitreous.training.loaders import feed
 from vitreous.training.plan import Plan, plan
-from vitreous.utils.progress import Teller
+from vitreous.utils.progress import ProgressReporter
 
 
 def planned(folder: Path, **changes: Any) -> Plan:
@@ -60,7 +60,7 @@ def test_stages_that_cannot_be(folder: Path, stages: tuple[str, ...], message: s
 def test_the_same_part_of_the_same_image_only_smaller(folder: Path, reading: dict[str, Any]) -> None:
     """Whatever way the pixels go: held for crops, held as they are, or decoded by workers at the full size."""
     made = planned(folder, **reading, workers=0)
-    fed = feed(open_data(folder), made, World(), Teller(quiet=True))
+    fed = feed(open_data(folder), made, World(), ProgressReporter(quiet=True))
     batch = next(fed.train.batches(0, 1))
     cut: BatchCropper = fed.train.cropper
     full = cut(batch.rows, batch.keys).float()

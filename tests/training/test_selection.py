@@ -13,7 +13,7 @@ from runs import TINY_RUN, config, draw_folder, records
 from vitreous import VitreousError, load, resume, train
 from vitreous.data.digests import image_digests
 from vitreous.data.open_data import open_data
-from vitreous.evaluation.metrics import wilson
+from vitreous.evaluation.metrics import wilson_interval
 from vitreous.evaluation.training_images import FILE, SeenImages
 
 
@@ -139,7 +139,7 @@ def test_the_interval_covers_the_truth_nearly_always() -> None:
     generator = torch.Generator().manual_seed(0)
     for share, images in ((0.5, 36), (0.9, 36), (0.97, 200)):
         hits = torch.binomial(torch.full((4000,), float(images)), torch.tensor(share).expand(4000), generator)
-        covered = [low <= share <= high for low, high in (wilson(hit / images, images) for hit in hits.tolist())]
+        covered = [low <= share <= high for low, high in (wilson_interval(hit / images, images) for hit in hits.tolist())]
         assert 0.92 < sum(covered) / len(covered) < 0.985
-    assert wilson(1.0, 10) == (pytest.approx(0.7225, abs=1e-3), pytest.approx(1.0))
-    assert wilson(0.0, 10)[0] == 0
+    assert wilson_interval(1.0, 10) == (pytest.approx(0.7225, abs=1e-3), pytest.approx(1.0))
+    assert wilson_interval(0.0, 10)[0] == 0

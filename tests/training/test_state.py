@@ -26,7 +26,7 @@ from vitreous.training.loop import Best, Loop, Progress
 from vitreous.training.plan import plan
 from vitreous.training.run_directory import RunFolder
 from vitreous.training.train import _engine
-from vitreous.utils.progress import Teller
+from vitreous.utils.progress import ProgressReporter
 
 PROGRESS = Progress(step=3, seconds=1.25, best=Best(0.1 + 0.2, 0.5, 2, "ema"), stale=1, micro_batch=2)
 
@@ -36,7 +36,7 @@ def loop(optimiser: str, seed: int = 0, ema: float = 0.9) -> Loop:
     images = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), dtype=np.uint8)
     data = DataSet("noise", ("a", "b", "c"), 3, ArraySource(images, torch.arange(16) % 3, "noise"))
     wishes = config(Path(), optimiser=optimiser, ema=ema, dropout=0.1, batch_size=8, evaluate_every=None)
-    made, world, teller = plan(data, wishes, World()), World(), Teller(quiet=True)
+    made, world, teller = plan(data, wishes, World()), World(), ProgressReporter(quiet=True)
     fed = feed(data, made, world, teller)
     engine = _engine(data, made, fed)
     draw(engine.model, seed).train()

@@ -16,7 +16,7 @@ from vitreous.benchmark.input_pipeline import Pipeline, measure_pipeline
 from vitreous.benchmark.machine import SIDES, Energy, PeakMemory, Times, matmul_peak, speed, timed, wait
 from vitreous.benchmark.synthetic import synthetic_batch, synthetic_engine, wake_head_, way
 from vitreous.errors import VitreousError
-from vitreous.evaluation.subject import RANDOM, Subject, open_subject
+from vitreous.evaluation.subject import RANDOM_PREFIX, EvaluatedModel, open_model
 from vitreous.fast.accelerate import Precision, accelerate
 from vitreous.models import zoo
 from vitreous.models.checks import Size
@@ -25,7 +25,7 @@ from vitreous.training.distributed import World
 from vitreous.utils.device import pick_device, pick_precision
 from vitreous.utils.environment import command, environment
 from vitreous.utils.limits import MAX_WORKERS, check_count
-from vitreous.utils.progress import sizes
+from vitreous.utils.memory import size_text
 from vitreous.utils.torch_settings import run_settings
 
 Mode = Literal["train", "infer", "data"]
@@ -108,7 +108,7 @@ class Speed:
                 f"{rate(self.flops)}, {self.share:.0%} of the {rate(self.peak_flops)} of a product of two"
                 f" {side} x {side} matrices in {self.precision}",
             ),
-            ("memory", f"{sizes(self.memory)} at the peak"),
+            ("memory", f"{size_text(self.memory)} at the peak"),
             ("energy", "not readable here" if self.joules is None else f"{self.joules:,.3g} J an image"),
             ("start-up", f"{self.start_up:,.1f} s for building and the first batch, with all compiling"),
             *(("note", note) for note in self.notes),
@@ -200,7 +200,7 @@ def _speed(
     path, notes = tell()
     del step, tell
     return Speed(
-        subject.name.removeprefix(RANDOM),
+        subject.name.removeprefix(RANDOM_PREFIX),
         mode,
         settled,
         str(device),
@@ -218,12 +218,12 @@ def _speed(
     )
 
 
-def _opened(name: str, device: torch.device) -> Subject:
+def _opened(name: str, device: torch.device) -> EvaluatedModel:
     """A model of the zoo with random weights, or what a file has."""
     if name not in zoo.ZOO and (Path(name).exists() or "://" in name):
-        return open_subject(name, device)
+        return open_model(name, device)
     try:
-        subject = open_subject(RANDOM + name, device)
+        subject = open_model(RANDOM_PREFIX + name, device)
     except VitreousError as error:
         raise VitreousError(f"{name}: there is no such file, and {error}") from None
     wake_head_(subject.model)
@@ -240,7 +240,7 @@ Step = Callable[[], object]
 Tell = Callable[[], tuple[str, list[str]]]  # which way was taken, and what there is to say of it
 
 
-def _inference(subject: Subject, count: int, size: tuple[int, int], precision: str) -> tuple[Step, Tell]:
+def _inference(subject: EvaluatedModel, count: int, size: tuple[int, int], precision: str) -> tuple[Step, Tell]:
     """Logits of images that are normalised and on the device."""
     device = next(subject.model.parameters()).device
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
@@ -249,7 +249,7 @@ def _inference(subject: Subject, count: int, size: tuple[int, int], precision: s
     return lambda: run(images), lambda: (run.path, [])
 
 
-def _training(subject: Subject, count: int, size: tuple[int, int], precision: str) -> tuple[Step, Tell]:
+def _training(subject: EvaluatedModel, count: int, size: tuple[int, int], precision: str) -> tuple[Step, Tell]:
     """A whole step of a run: pixels on the device, normalised, forward, cross-entropy, backward, AdamW."""
     engine = synthetic_engine(subject.model, count, size, precision)
     if engine.device.type == "cuda":

@@ -51,14 +51,14 @@ def features(  # noqa: PLR0913 (each is a flag, or a group of them)
     """
     from vitreous.data.open_data import open_data
     from vitreous.evaluation.store import read_features, write_features
-    from vitreous.evaluation.subject import measured_split, open_subject
-    from vitreous.utils.progress import Teller
+    from vitreous.evaluation.subject import evaluation_split, open_model
+    from vitreous.utils.progress import ProgressReporter
 
-    teller = Teller()
+    teller = ProgressReporter()
     loading = running.loading(teller)
     data = open_data(source, reading.reading(weights.model))
-    part, images = measured_split(data, split)
-    subject = open_subject(weights.model, loading.device, weights.heads, weights.preprocessing)
+    part, images = evaluation_split(data, split)
+    subject = open_model(weights.model, loading.device, weights.heads, weights.preprocessing)
     shown = subject.shown(size)
     for note in (*subject.notes, *data.notes):
         teller.notes.print(printable(note), style="dim", soft_wrap=True)

@@ -55,7 +55,7 @@ def inspect(
     overwrite = overwrite or (out is None and run is not None)  # what a run holds is remade from it
     pictures = named_images(files) if files else of_run(run) if run else _photographs()
 
-    from vitreous.evaluation.subject import RANDOM, open_subject
+    from vitreous.evaluation.subject import RANDOM_PREFIX, open_model
     from vitreous.reports.inspect_model import (
         MAX_FIGURES,
         MAX_IMAGES,
@@ -65,14 +65,14 @@ def inspect(
     )
     from vitreous.utils.device import pick_device
     from vitreous.utils.environment import command
-    from vitreous.utils.progress import Teller
+    from vitreous.utils.progress import ProgressReporter
 
     check_writing(place, inspection_files, overwrite=overwrite)
-    teller = Teller()
+    teller = ProgressReporter()
     if alone and named:
         teller.note(f"no model is named: this is {MINI}, which comes with the package")
-    subject = open_subject(source, pick_device(device), heads, preprocessing)
-    about = ModelDescription(subject.name, tuple(subject.notes), source.startswith(RANDOM), command())
+    subject = open_model(source, pick_device(device), heads, preprocessing)
+    about = ModelDescription(subject.name, tuple(subject.notes), source.startswith(RANDOM_PREFIX), command())
     with teller.bar(
         "inspecting", (1 + MAX_FIGURES) * min(len(pictures), MAX_IMAGES) + 4
     ) as tell:  # 4: the model itself

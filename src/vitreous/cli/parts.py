@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from vitreous.data.options import Reading
-    from vitreous.evaluation.subject import Bar, Loading, Tick
+    from vitreous.evaluation.subject import Bar, InferenceOptions, Tick
     from vitreous.fast.accelerate import Precision
     from vitreous.utils.atomic import Names
-    from vitreous.utils.progress import Teller
+    from vitreous.utils.progress import ProgressReporter
 
 Number = Annotated[int | None, tyro.conf.arg(metavar="N")]
 Size = Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="PX [PX]")]  # one number is a square
@@ -71,10 +71,10 @@ class DataOptions:
     def reading(self, model: str | None = None) -> "Reading":
         """`model`: a run directory, whose own split is used where none is asked for."""
         from vitreous.data.options import Reading
-        from vitreous.evaluation.training_images import split_of
+        from vitreous.evaluation.training_images import run_split_options
 
         asked = {name: value for name, value in asdict(self).items() if value is not None}
-        known = {} if model is None else split_of(model)
+        known = {} if model is None else run_split_options(model)
         return Reading(**(known | asked))
 
 
@@ -122,14 +122,14 @@ class Running(Machine):
     workers: Number = None
     """processes that decode; chosen by cores and data if not given."""
 
-    def loading(self, teller: "Teller") -> "Loading":
-        from vitreous.evaluation.subject import Loading
+    def loading(self, teller: "ProgressReporter") -> "Loading":
+        from vitreous.evaluation.subject import InferenceOptions
 
         device, precision = self.settled(teller.note)
-        return Loading(device, self.batch_size, self.workers, precision)
+        return InferenceOptions(device, self.batch_size, self.workers, precision)
 
 
-def paced(teller: "Teller") -> "Bar":
+def paced(teller: "ProgressReporter") -> "Bar":
     """Bars that count images, with how many there are in a second and the time left."""
     import time
 
@@ -172,13 +172,13 @@ def show_columns(columns: "list[tuple[str, list[str]]]", left: int = 1) -> None:
     show_table(table, numbers=True)
 
 
-def warn(teller: "Teller", warnings: "Sequence[str]") -> None:
+def warn(teller: "ProgressReporter", warnings: "Sequence[str]") -> None:
     """What makes numbers worthless is not to be overlooked."""
     for text in warnings:
         teller.notes.print(f"WARNING: {printable(text)}", style="bold red", soft_wrap=True)
 
 
-def tell_unreadable(teller: "Teller", reasons: "Sequence[str]") -> None:
+def tell_unreadable(teller: "ProgressReporter", reasons: "Sequence[str]") -> None:
     """Images that were left out are named, and the command ends with 1."""
     for reason in reasons[:MOST_NAMED]:
         teller.note(printable(reason))
@@ -228,11 +228,11 @@ def print_json(value: object) -> None:
     say(json_text(value))
 
 
-def teller_for(json: bool) -> "Teller":
+def teller_for(json: bool) -> "ProgressReporter":
     """Notes and bars for a command; with --json they are kept off stdout, on a terminal too."""
-    from vitreous.utils.progress import Teller
+    from vitreous.utils.progress import ProgressReporter
 
-    made = Teller()
+    made = ProgressReporter()
     if json:
         made.notes = console(STDERR)
     return made

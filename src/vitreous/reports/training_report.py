@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitreous.errors import VitreousError
-from vitreous.evaluation.metrics import Result, percentages
+from vitreous.evaluation.metrics import Result, format_interval
 from vitreous.reports.charts import draw_chart, swatch
 from vitreous.reports.class_tables import MAX_COUNTED, bar, class_table, confusions, percent
 from vitreous.reports.html_page import HtmlPage, Section, render_page, write_html
 from vitreous.reports.run_summary import RunSummary
 from vitreous.reports.training_curves import STYLES, History, best_evaluation, charts, column, comparison_charts, number
 from vitreous.utils.html import text
-from vitreous.utils.progress import times
+from vitreous.utils.progress import format_duration
 
 MAX_SIDE = 224  # pixels; larger images are downscaled
 TINY_SIDE = 64  # images up to this size are shown without smoothing
@@ -111,7 +111,7 @@ def _tiles(report: TrainingReport, history: History) -> str:
     if result := report.result:
         tiles += [(percent(value), f"{report.split} {name}") for value, name in _metrics(result)]
         if result.interval is not None:  # right after the accuracy
-            interval = (percentages(result.interval), f"95% interval, {result.images:,} {report.split} images")
+            interval = (format_interval(result.interval), f"95% interval, {result.images:,} {report.split} images")
             tiles.insert(1, interval)
         tiles.append((_loss(result.loss), f"{report.split} loss"))
         if result.calibration is not None:
@@ -173,7 +173,7 @@ def _best_result(run: RunSummary, history: History) -> tuple[str, str, str]:
     """Result, interval and number of images; for an unfinished run, the best evaluation so far."""
     if (result := run.result) is not None:
         value = result.top1 if result.top1 is not None else result.map
-        interval = "-" if result.interval is None else percentages(result.interval)
+        interval = "-" if result.interval is None else format_interval(result.interval)
         return ("-" if value is None else percent(value)), interval, f"{result.images:,} {run.split} images"
     best = best_evaluation(history, "top1") or best_evaluation(history, "map")
     return (percent(best[0]), "-", f"{best[1]} images, best so far") if best else ("-", "-", "no evaluation yet")
@@ -183,7 +183,7 @@ def _length(history: History) -> tuple[str, str]:
     """Epochs and training time so far."""
     last = history.train[-1] if history.train else {"epoch": 0, "seconds": 0}
     epoch, seconds = number(last, "epoch"), number(last, "seconds")
-    return ("-" if math.isnan(epoch) else _number(epoch)), ("-" if math.isnan(seconds) else times(seconds))
+    return ("-" if math.isnan(epoch) else _number(epoch)), ("-" if math.isnan(seconds) else format_duration(seconds))
 
 
 def _curves(history: History) -> str:

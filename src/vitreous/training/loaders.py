@@ -27,7 +27,7 @@ from vitreous.preprocessing import default_preprocessing
 from vitreous.training.distributed import World
 from vitreous.training.plan import Plan
 from vitreous.utils.memory import free_memory
-from vitreous.utils.progress import Teller
+from vitreous.utils.progress import ProgressReporter
 
 SHARE = 0.3  # of the free memory that images may take
 
@@ -45,14 +45,14 @@ class Feed:
         return self.train.scan.cached is not None
 
 
-def feed(data: DataSet, plan: Plan, world: World, teller: Teller) -> Feed:
+def feed(data: DataSet, plan: Plan, world: World, reporter: ProgressReporter) -> Feed:
     """Read every image once. Too many bad ones stop the run here."""
     channels, size, workers = plan.model.channels, plan.size, workers_of(plan, data)
     options = plan.config.augmentation
     prepare = EvalTransform(plan.preprocessing)
     whole = EvalTransform(default_preprocessing(size, channels)) if options.crop == 1 else None
     total = sum(len(source) for source in data.splits.values())
-    with teller.bar("reading images", total) as tell:
+    with reporter.bar("reading images", total) as tell:
         surveys = {
             "train": _look(data.train, whole or ResizeForCache(size, channels), plan, workers, tell),
         }

@@ -28,7 +28,8 @@ from vitreous.training.signals import Signals, Stopped
 from vitreous.utils.console import printable
 from vitreous.utils.device import used_memory
 from vitreous.utils.environment import program
-from vitreous.utils.progress import Tell, Teller, sizes
+from vitreous.utils.memory import size_text
+from vitreous.utils.progress import Advance, ProgressReporter
 from vitreous.weights.save import save as save_model
 
 PROFILED = (5, 10)  # steps of a process that --profile records, first and last
@@ -75,9 +76,11 @@ class Window:
 
 
 class Loop:
-    def __init__(self, plan: Plan, feed: Feed, engine: Engine, folder: RunFolder, teller: Teller, world: World):
+    def __init__(
+        self, plan: Plan, feed: Feed, engine: Engine, folder: RunFolder, reporter: ProgressReporter, world: World
+    ):
         self.plan, self.feed, self.engine, self.folder = plan, feed, engine, folder
-        self.teller, self.world = teller, world
+        self.reporter, self.world = reporter, world
         self.sinks: list[Sink] = []
         self.progress = Progress(micro_batch=engine.micro_batch)
         self.plain_loss = Loss(engine.loss.sigmoid, engine.loss.classes)  # evaluation: nothing smoothed or weighted
@@ -133,7 +136,7 @@ class Loop:
         self.before = progress.seconds
         with (
             Signals() as signals,
-            self.teller.bar("training", plan.steps, progress.step) as tell,
+            self.reporter.bar("training", plan.steps, progress.step) as advance,
             self._profiler() as profiled,
             _memory_explained(plan.device),
         ):
@@ -141,7 +144,7 @@ class Loop:
                 self._finish_step()  # of a state that was saved before its evaluation
                 batches = self.feed.train.batches(progress.step, plan.steps)
                 while progress.step < plan.steps and not progress.ended:
-                    self._step(batches, tell)
+                    self._step(batches, advance)
                     profiled()
                     self._finish_step()
                     if not progress.ended and self._save_is_due(signals):
@@ -188,7 +191,7 @@ class Loop:
             self._save_state()
         except Exception as failure:
             if str(failure) != str(error):  # else saving is what failed before
-                self.teller.note(f"the state could not be saved after this error: {failure}")
+                self.reporter.note(f"the state could not be saved after this error: {failure}")
             return
         if received is not None:  # the whole group was to stop, and a part of it was faster
             raise Stopped(self._farewell(), received) from error
@@ -196,9 +199,9 @@ class Loop:
         if isinstance(error, VitreousError):
             again = f"to go on: {program()} train --resume {self.folder.path}"
             raise VitreousError(f"{error}\n{saved}; {again}") from error
-        self.teller.note(saved)
+        self.reporter.note(saved)
 
-    def _step(self, batches: Any, tell: Tell) -> None:
+    def _step(self, batches: Any, advance: Advance) -> None:
         progress, engine, window = self.progress, self.engine, self.window
         began = time.perf_counter()
         batch = next(batches)
@@ -217,7 +220,7 @@ class Loop:
         engine.notes.clear()
         if progress.step % self.plan.log_every == 0 or progress.step == self.plan.steps or engine.device.type == "cpu":
             self._log(record=progress.step % self.plan.log_every == 0 or progress.step == self.plan.steps)
-        tell(1, self.where, self.numbers)
+        advance(1, self.where, self.numbers)
 
     def _due(self, step: int) -> bool:
         return self.feed.val is not None and (step % self.plan.evaluate_every == 0 or step == self.plan.steps)
@@ -280,7 +283,7 @@ class Loop:
     def _event(self, text: str) -> None:
         if self.world.first:
             self.folder.record({"kind": "event", "step": self.progress.step, "text": text})
-            self.teller.note(text)
+            self.reporter.note(text)
 
     def _name_bad(self, bad: tuple[tuple[int, str], ...]) -> None:
         """Images that could be read when the data was checked, and cannot be any more."""
@@ -360,7 +363,7 @@ class Loop:
         if self.world.first:
             epoch = progress.step * self.plan.batch_size / self.plan.known.images
             mark = "  best so far, by its loss" if equal else "  best so far" if better else ""
-            self.teller.notes.print(f"epoch {epoch:6.1f}  val {scores}{mark}")
+            self.reporter.notes.print(f"epoch {epoch:6.1f}  val {scores}{mark}")
 
     def _write(self, path: Path, weights: str) -> None:
         if not self.world.first:
@@ -426,7 +429,7 @@ def _line(values: dict[str, Any]) -> str:
     parts.append(f"lr {values['lr']:.1e}")
     parts.append(f"{values['images_per_second']:,.0f} images/s")
     parts.append(f"wait {values['data_wait']:.0%}")
-    parts.append(sizes(values["memory_bytes"]))
+    parts.append(size_text(values["memory_bytes"]))
     return "  ".join(parts)
 
 

@@ -25,7 +25,7 @@ from vitreous.training.plan import Plan
 from vitreous.training.run_directory import RunFolder
 from vitreous.training.signals import Stopped
 from vitreous.utils.environment import program
-from vitreous.utils.progress import Teller
+from vitreous.utils.progress import ProgressReporter
 
 Run = Callable[[DataSet, TrainConfig, RunFolder], Result | None]
 """Begin a run in a folder, or go on with it; what it reached on the validation images."""
@@ -98,7 +98,7 @@ def _steps(made: Plan, duration: str, name: str) -> int:
     return durations.steps(duration, batch_size=made.batch_size, images=images, total_steps=total, name=name)
 
 
-def choose(data: DataSet, made: Plan, folder: RunFolder, run: Run, teller: Teller, world: World) -> Choice:
+def choose(data: DataSet, made: Plan, folder: RunFolder, run: Run, reporter: ProgressReporter, world: World) -> Choice:
     """Try what was not tried before. What each reached is written to the run's config.json when it is known."""
     part = development(data, made.config)
     assert part.val is not None
@@ -109,7 +109,7 @@ def choose(data: DataSet, made: Plan, folder: RunFolder, run: Run, teller: Telle
             continue
         config, place = candidate(made, rate), RunFolder(folder.path / "candidates" / f"lr-{rate!r}")
         facts = (rate, int((config.schedule.duration or "").split()[0]), len(part.val), metric)
-        teller.note(f"trying lr {rate:g} on all but {facts[2]:,} training images, for {_counted(facts[1])}")
+        reporter.note(f"trying lr {rate:g} on all but {facts[2]:,} training images, for {_counted(facts[1])}")
         try:
             result = run(part, config, place)
             found = Tried(*facts, result.summary().get(metric), result.loss) if result else Tried(*facts)

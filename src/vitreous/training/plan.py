@@ -27,8 +27,7 @@ from vitreous.training.optim import losses, optimisers, schedules
 from vitreous.training.optim.parameters import Trained, trained
 from vitreous.utils.device import pick_device, pick_precision
 from vitreous.utils.limits import MAX_COUNT, MAX_WORKERS, SEED_LIMIT
-from vitreous.utils.memory import free_memory
-from vitreous.utils.progress import sizes
+from vitreous.utils.memory import free_memory, size_text
 
 LINES = 500  # of a run in metrics.jsonl, about
 
@@ -181,11 +180,13 @@ def _passes(
     if needed(least) > free and device.type == "cpu":  # the system would end the process, without a word
         smaller = "a smaller model or image_size" + (", or fewer images at a time (micro_batch)" if least > 2 else "")
         raise VitreousError(
-            f"this run would take about {sizes(needed(least))} of memory with {least:,} image{'s' * (least > 1)} at a"
-            f" time, and {sizes(free)} are free: take {smaller}"
+            f"this run would take about {size_text(needed(least))} of memory with {least:,} image{'s' * (least > 1)} at"
+            f" a time, and {size_text(free)} are free: take {smaller}"
         )
     if needed(1) > free:
-        note = f"memory may run out: one image needs about {sizes(needed(1))}, and {device} has {sizes(free)} free"
+        note = (
+            f"memory may run out: one image needs about {size_text(needed(1))}, and {device} has {size_text(free)} free"
+        )
         return max(micro, 2) if paired else micro, needed(micro), note
     if config.schedule.micro_batch is None:
         while needed(micro) > 0.9 * free and micro > 2:

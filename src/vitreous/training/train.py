@@ -22,8 +22,8 @@ from vitreous.data.open_data import absolute_data_path, open_data
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.extremes import Example, Extremes
-from vitreous.evaluation.metrics import Result, Scores, percentages, result_from_json
-from vitreous.evaluation.training_images import SeenImages, seen_by
+from vitreous.evaluation.metrics import Result, Scores, format_interval, result_from_json
+from vitreous.evaluation.training_images import SeenImages, training_images_of
 from vitreous.models.checks import pair
 from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
@@ -49,8 +49,8 @@ from vitreous.utils import html
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.environment import command, environment, program
 from vitreous.utils.json_files import dump_json, read_json
-from vitreous.utils.memory import free_memory
-from vitreous.utils.progress import Teller, sizes, times
+from vitreous.utils.memory import free_memory, size_text
+from vitreous.utils.progress import ProgressReporter, format_duration
 from vitreous.utils.torch_settings import run_settings, seed, set_threads
 from vitreous.weights.load import load
 from vitreous.weights.tensor_map import State
@@ -93,23 +93,23 @@ def train(
     """
     config = TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields})
     world = World.current()
-    name, teller = os.fspath(data), Teller(quiet or not world.first)
+    name, reporter = os.fspath(data), ProgressReporter(quiet or not world.first)
     if world.size > 1 and config.run.out is None:
         raise VitreousError("out: several processes have to be told of one run directory")
     with run_settings(config.run.device, config.run.deterministic):
         opened = open_data(name, config.reading)
         folder = RunFolder.named(config.run.out, opened.name, overwrite)
-        return _begin(opened, absolute_data_path(name), config, folder, teller, world)
+        return _begin(opened, absolute_data_path(name), config, folder, reporter, world)
 
 
 def _begin(
-    opened: DataSet, source: str, config: TrainConfig, folder: RunFolder, teller: Teller, world: World
+    opened: DataSet, source: str, config: TrainConfig, folder: RunFolder, reporter: ProgressReporter, world: World
 ) -> Outcome:
     if config.run.beside is not None:
         other_run.opened(config.run.beside, opened.classes, folder)
     start, weights = _beginning(config, opened)
     made = plan(opened, config, world, start)
-    _introduce(opened, made, teller)
+    _introduce(opened, made, reporter)
     description = {
         "vitreous": __version__,
         "data": source,
@@ -126,23 +126,23 @@ def _begin(
     # Whatever can still be wrong is wrong before anything is written.
     if made.rates:
         plan(lr_search.development(opened, made.config), lr_search.candidate(made, max(made.rates)), world, start)
-        _create(folder, description, teller, world)
+        _create(folder, description, reporter, world)
         with folder.locked(world.first):
-            return _choose_and_train(opened, made, folder, weights, teller, world)
-    fed = feed(opened, made, world, teller)
+            return _choose_and_train(opened, made, folder, weights, reporter, world)
+    fed = feed(opened, made, world, reporter)
     engine = _engine(opened, made, fed, weights)
-    _create(folder, {**description, "config": _stored(made.config, fed).flat()}, teller, world)
+    _create(folder, {**description, "config": _stored(made.config, fed).flat()}, reporter, world)
     with folder.locked(world.first):
         _remember_images(folder, fed, made.config, world)
-        _tell_bad(fed, folder, teller, world)
-        return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
+        _tell_bad(fed, folder, reporter, world)
+        return _carry_out(opened, Loop(made, fed, engine, folder, reporter, world), resumed=False)
 
 
-def _create(folder: RunFolder, description: dict[str, Any], teller: Teller, world: World) -> None:
+def _create(folder: RunFolder, description: dict[str, Any], reporter: ProgressReporter, world: World) -> None:
     if world.first:
         folder.create(description)
         if folder.overwrite:
-            teller.note(f"the earlier run in {folder.path} is kept as {folder.replaced} until this one is complete")
+            reporter.note(f"the earlier run in {folder.path} is kept as {folder.replaced} until this one is complete")
 
 
 def resume(
@@ -158,20 +158,22 @@ def resume(
     `data`: where the images are now, if they have moved.
     """
     folder, world = RunFolder.opened(run), World.current()
-    teller = Teller(quiet or not world.first)
+    reporter = ProgressReporter(quiet or not world.first)
     description = folder.description()
     stored = TrainConfig.from_flat(description["config"])
     config = config or stored
     _compare(stored, config, folder)
     if (folder.path / "result.json").is_file():
-        teller.note(f"{folder.path} is complete: there is nothing left to do")
+        reporter.note(f"{folder.path} is complete: there is nothing left to do")
         return _finished(folder)
     with folder.locked(world.first), run_settings(config.run.device, config.run.deterministic):
         opened = open_data(os.fspath(data) if data is not None else description["data"], config.reading)
-        return _go_on(opened, config, folder, teller, world)
+        return _go_on(opened, config, folder, reporter, world)
 
 
-def _go_on(opened: DataSet, config: TrainConfig, folder: RunFolder, teller: Teller, world: World) -> Outcome:
+def _go_on(
+    opened: DataSet, config: TrainConfig, folder: RunFolder, reporter: ProgressReporter, world: World
+) -> Outcome:
     description = folder.description()
     if fingerprint(opened) != description.get("fingerprint"):
         raise VitreousError(f"{folder.path}: the data is not what it was: other images, labels or classes than then")
@@ -187,16 +189,16 @@ def _go_on(opened: DataSet, config: TrainConfig, folder: RunFolder, teller: Tell
             f"device: the run began on {began}, and only there can it go on exactly; here it is {made.device}"
         )
     if made.rates:
-        return _choose_and_train(opened, made, folder, weights, teller, world)
-    fed = feed(opened, made, world, teller)
+        return _choose_and_train(opened, made, folder, weights, reporter, world)
+    fed = feed(opened, made, world, reporter)
     _remember_images(folder, fed, made.config, world)
-    _tell_bad(fed, folder, teller, world)
+    _tell_bad(fed, folder, reporter, world)
     engine = _engine(opened, made, fed, weights)
-    return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=True)
+    return _carry_out(opened, Loop(made, fed, engine, folder, reporter, world), resumed=True)
 
 
 def _choose_and_train(
-    opened: DataSet, made: Plan, folder: RunFolder, weights: State, teller: Teller, world: World
+    opened: DataSet, made: Plan, folder: RunFolder, weights: State, reporter: ProgressReporter, world: World
 ) -> Outcome:
     """Choose the learning rate, in runs of their own, then train with it on all training images."""
 
@@ -207,21 +209,21 @@ def _choose_and_train(
             free = {name: config.flat()[name] for name in FREE}
             config = TrainConfig.from_flat({**place.description()["config"], **free})
             with place.locked(world.first):
-                return _go_on(part, config, place, teller.aside(), world).result
-        return _begin(part, folder.description()["data"], config, place, teller.aside(), world).result
+                return _go_on(part, config, place, reporter.without_tables(), world).result
+        return _begin(part, folder.description()["data"], config, place, reporter.without_tables(), world).result
 
-    choice = lr_search.choose(opened, made, folder, run, teller, world)
-    teller.note(f"lr = {choice.value:g}: {choice.why}")
+    choice = lr_search.choose(opened, made, folder, run, reporter, world)
+    reporter.note(f"lr = {choice.value:g}: {choice.why}")
     made = plan(opened, made.config.with_(lr=choice.value), world, made.known.start, again=True)
-    fed = feed(opened, made, world, teller)
+    fed = feed(opened, made, world, reporter)
     engine = _engine(opened, made, fed, weights)
     if world.first:
         described = folder.description()
         choices = [*described["choices"], asdict(choice)]
         folder.describe({**described, "config": _stored(made.config, fed).flat(), "choices": choices})
     _remember_images(folder, fed, made.config, world)
-    _tell_bad(fed, folder, teller, world)
-    return _carry_out(opened, Loop(made, fed, engine, folder, teller, world), resumed=False)
+    _tell_bad(fed, folder, reporter, world)
+    return _carry_out(opened, Loop(made, fed, engine, folder, reporter, world), resumed=False)
 
 
 def _stored(config: TrainConfig, fed: Feed | None = None) -> TrainConfig:
@@ -263,7 +265,7 @@ def _remember_images(folder: RunFolder, fed: Feed, config: TrainConfig, world: W
     if (before := SeenImages.read(folder.path)) is None:
         if world.first:
             start = config.architecture.start
-            earlier = seen_by(start) if start is not None else None
+            earlier = training_images_of(start) if start is not None else None
             known = {} if earlier is None else {"earlier": torch.cat([earlier.train, earlier.earlier])}
             SeenImages.of({**fed.digests, **known}).write(folder.path)
         return
@@ -278,11 +280,11 @@ def _remember_images(folder: RunFolder, fed: Feed, config: TrainConfig, world: W
             )
 
 
-def _tell_bad(fed: Feed, folder: RunFolder, teller: Teller, world: World) -> None:
+def _tell_bad(fed: Feed, folder: RunFolder, reporter: ProgressReporter, world: World) -> None:
     if fed.bad and world.first:
         folder.name_bad(fed.bad)
         what = "1 image cannot be read and is" if len(fed.bad) == 1 else f"{len(fed.bad)} images cannot be read and are"
-        teller.note(f"{what} named in {folder.path / 'bad_images.txt'}; training shows others instead")
+        reporter.note(f"{what} named in {folder.path / 'bad_images.txt'}; training shows others instead")
 
 
 def _compare(stored: TrainConfig, asked: TrainConfig, folder: RunFolder) -> None:
@@ -320,7 +322,7 @@ def fingerprint(data: DataSet) -> str:
 
 def _carry_out(data: DataSet, loop: Loop, resumed: bool) -> Outcome:
     if resumed:
-        _restore(loop, loop.folder, loop.teller)
+        _restore(loop, loop.folder, loop.reporter)
     try:
         loop.sinks = _sinks(loop.plan, loop.folder, loop.progress.step) if loop.world.first else []
     except VitreousError:
@@ -375,9 +377,9 @@ def _statistics(made: Plan) -> list[Tensor]:
     return [torch.tensor(numbers, device=made.device).view(-1, 1, 1) for numbers in values]
 
 
-def _restore(loop: Loop, folder: RunFolder, teller: Teller) -> None:
+def _restore(loop: Loop, folder: RunFolder, reporter: ProgressReporter) -> None:
     if not state.states(folder.state):
-        teller.note("nothing was saved before the run ended: starting from the beginning")
+        reporter.note("nothing was saved before the run ended: starting from the beginning")
         if loop.world.first:
             folder.rewind(-1, -1)
         return
@@ -386,7 +388,7 @@ def _restore(loop: Loop, folder: RunFolder, teller: Teller) -> None:
     if loop.world.first:
         folder.rewind(loop.progress.step, loop.progress.evaluated)
         folder.record({"kind": "event", "step": loop.progress.step, "text": f"resumed from {path.name}"})
-    teller.note(f"going on from step {loop.progress.step:,} of {loop.plan.steps:,}")
+    reporter.note(f"going on from step {loop.progress.step:,} of {loop.plan.steps:,}")
 
 
 def _sinks(made: Plan, folder: RunFolder, step: int) -> list[Sink]:
@@ -401,7 +403,7 @@ def _sinks(made: Plan, folder: RunFolder, step: int) -> list[Sink]:
 # ---------------------------------------------------------------- the beginning
 
 
-def _introduce(data: DataSet, made: Plan, teller: Teller) -> None:
+def _introduce(data: DataSet, made: Plan, reporter: ProgressReporter) -> None:
     config, found = made.config, cost(made.model)
     height, width = made.size
     counts = ", ".join(f"{len(source):,} {name}" for name, source in data.splits.items())
@@ -410,21 +412,21 @@ def _introduce(data: DataSet, made: Plan, teller: Teller) -> None:
     passes = -(-made.batch_size // made.micro_batch)
     by = f"in {passes} passes of {made.micro_batch} each" if passes > 1 else "in one pass each"
     steps = f"{made.steps:,} step{'' if made.steps == 1 else 's'}"
-    teller.table(
+    reporter.table(
         [
             ("data", f"{data.name}: {counts} images, {len(data.classes):,} classes ({data.split or 'no validation'})"),
             ("model", f"{_shape(made)}: {found.parameters:,} parameters{part}, {height} x {width} {shown}"),
             *([("begins", f"with {_beginning_of(made)}")] if made.known.start else []),
             ("run", f"{steps} of {made.batch_size:,} images ({config.schedule.duration}), {by}"),
             ("device", f"{made.device}, {made.precision}"),
-            ("memory", f"about {sizes(made.memory)} for a step; {sizes(free_memory(made.device))} are free"),
+            ("memory", f"about {size_text(made.memory)} for a step; {size_text(free_memory(made.device))} are free"),
         ]
     )
-    teller.introduce((*data.notes, *made.notes))
+    reporter.note_once((*data.notes, *made.notes))
     if made.choices:
-        teller.say("\nchosen by the data:", style="bold")
-        teller.table([(c.field, _value(c.value), c.why) for c in made.choices])
-        teller.say("")
+        reporter.print("\nchosen by the data:", style="bold")
+        reporter.table([(c.field, _value(c.value), c.why) for c in made.choices])
+        reporter.print("")
 
 
 def _shape(made: Plan) -> str:
@@ -461,7 +463,7 @@ def _conclude(data: DataSet, loop: Loop) -> Outcome:
     On test images, which selected nothing, these are the best weights. Without a test split they are the weights of the
     last step on the validation images: those of the best weights selected them, so that their accuracy is too high.
     """
-    made, fed, folder, teller = loop.plan, loop.feed, loop.folder, loop.teller
+    made, fed, folder, reporter = loop.plan, loop.feed, loop.folder, loop.reporter
     split = "test" if fed.test is not None else "val" if fed.val is not None else "train"
     loader = fed.test or fed.val
     result: Result | None = None
@@ -473,7 +475,7 @@ def _conclude(data: DataSet, loop: Loop) -> Outcome:
             raise VitreousError(
                 f"{measured} was changed after it was written; {program()} train --resume {folder.path} restores it"
             )
-        result, examples = _measure(measured, replace(loader, rank=0, ranks=1), made, teller, split)
+        result, examples = _measure(measured, replace(loader, rank=0, ranks=1), made, reporter, split)
     selection = _selection(loop, split)
     outcome = Outcome(folder.path, split, result, loop.progress.step, loop.progress.seconds, selection)
     summary = {
@@ -489,7 +491,7 @@ def _conclude(data: DataSet, loop: Loop) -> Outcome:
         with atomic_file(folder.path / "result.json") as temporary:
             dump_json(temporary, summary)
         folder.complete()
-        _summarise(made, folder, outcome, teller)
+        _summarise(made, folder, outcome, reporter)
     return outcome
 
 
@@ -525,14 +527,14 @@ def _selection(loop: Loop, split: str) -> tuple[str, ...]:
 
 
 def _measure(
-    weights: Path, loader: Any, made: Plan, teller: Teller, split: str
+    weights: Path, loader: Any, made: Plan, reporter: ProgressReporter, split: str
 ) -> tuple[Result, tuple[list[Example], list[Example]]]:
     """In fp32, from the file: what whoever loads it will get."""
     model = load(weights, device=made.device)
     loss = Loss(made.config.objective.loss == "sigmoid", made.known.classes)
     scores = Scores(made.known.classes, made.known.several, made.device, loss.sigmoid)
     extremes = Extremes(SHOWN, made.known.several, loss.sigmoid)
-    with teller.bar(f"measuring on {split}", len(loader.indices)) as tell:
+    with reporter.bar(f"measuring on {split}", len(loader.indices)) as tell:
         score(model, loader, loss, scores, extremes, tell)
     return scores.result(), extremes.result()
 
@@ -609,7 +611,7 @@ def _pictures(found: Sequence[Example], data: DataSet, source: Source) -> list[E
 def sentence(outcome: Outcome, made: Plan) -> str:
     """The result in one sentence: of which images, with which uncertainty, after how long."""
     epochs = f"{outcome.steps * made.batch_size / made.known.images:.3g}"
-    length = f"{epochs} epoch{'' if epochs == '1' else 's'} in {times(outcome.seconds)}"
+    length = f"{epochs} epoch{'' if epochs == '1' else 's'} in {format_duration(outcome.seconds)}"
     length += f", beginning with {made.known.start.name}" if made.known.start else ""
     result = outcome.result
     if result is None:
@@ -617,7 +619,7 @@ def sentence(outcome: Outcome, made: Plan) -> str:
     if result.interval is None or result.top1 is None:
         value = "no" if result.map is None else f"{result.map:.1%}"
         return f"{value} mean average precision on {result.images:,} {outcome.split} images, after {length}"
-    interval = f"95% interval {percentages(result.interval)}"
+    interval = f"95% interval {format_interval(result.interval)}"
     return f"{result.top1:.1%} of {result.images:,} {outcome.split} images right ({interval}), after {length}"
 
 
@@ -641,7 +643,7 @@ def _look_inside(folder: RunFolder) -> str:
     return "inspection/index.html"
 
 
-def _summarise(made: Plan, folder: RunFolder, outcome: Outcome, teller: Teller) -> None:
+def _summarise(made: Plan, folder: RunFolder, outcome: Outcome, reporter: ProgressReporter) -> None:
     result = outcome.result
     rows = [("result", sentence(outcome, made))]
     if result is not None:
@@ -649,11 +651,11 @@ def _summarise(made: Plan, folder: RunFolder, outcome: Outcome, teller: Teller) 
         rows.append((outcome.split, "  ".join(f"{name} {shown(name, value)}" for name, value in numbers)))
     rows += [("weights" if not number else "", text) for number, text in enumerate(outcome.selection)]
     rows += [("model", str(folder.best)), ("report", str(folder.report))]
-    teller.say("")
-    teller.table(rows)
-    teller.say("\nwhat to try next:", style="bold")
+    reporter.print("")
+    reporter.table(rows)
+    reporter.print("\nwhat to try next:", style="bold")
     for line in next_steps(folder):
-        teller.say(f"  {line}")
+        reporter.print(f"  {line}")
 
 
 def _finished(folder: RunFolder) -> Outcome:

@@ -1,4 +1,4 @@
-"""What a long command prints while it runs: a progress bar on a terminal, lines in a log."""
+"""Output of a long command: a progress bar on a terminal, or a line every ten seconds in a log."""
 
 from __future__ import annotations
 
@@ -15,40 +15,42 @@ from rich.text import Text
 
 from vitreous.utils.console import STDERR, STDOUT, console, message, printable
 
-Tell = Callable[..., None]
-PAUSE = 10.0  # seconds between lines where there is no terminal
+Advance = Callable[..., None]
+"""`advance(count, position, numbers)`: `count` more is done; the texts are shown next to the bar."""
+LOG_INTERVAL = 10.0  # seconds between lines when the output is not a terminal
 
 
-class Teller:
-    """`quiet` prints nothing at all. On one terminal, one console writes everything, so that the bar stays below it.
+class ProgressReporter:
+    """Tables and text on stdout; notes and progress bars on stderr. `quiet`: print nothing.
 
-    Text is escaped, and output that nobody can read any more is dropped: see `vitreous.utils.console`.
+    If both are one terminal, one console writes everything, so that the bar stays below the text. Text is escaped, and
+    output to a closed stream is dropped: see `vitreous.utils.console`.
     """
 
     def __init__(self, quiet: bool = False):
         self.live = STDERR.isatty() and not quiet
         self.out = console(STDOUT, quiet=quiet, width=None if STDOUT.isatty() else 120)
         self.notes = self.out if STDOUT.isatty() and self.live else console(STDERR, quiet=quiet)
-        self.told: set[str] = set()
+        self.printed_notes: set[str] = set()
 
-    def aside(self) -> Teller:
-        """For a part of a larger run: bars, notes that are new, and no tables."""
+    def without_tables(self) -> ProgressReporter:
+        """A reporter for one part of a larger run: it prints bars and notes, but nothing on stdout."""
         part = copy(self)
         part.out = console(quiet=True)
         return part
 
-    def say(self, text: str, style: str | None = None) -> None:
+    def print(self, text: str, style: str | None = None) -> None:
         self.out.print(text, style=style, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """What one should know, beside the bar."""
+        """Print a message on stderr, above the progress bar."""
         self.notes.print(message(text), soft_wrap=True)
 
-    def introduce(self, notes: Iterable[str]) -> None:
-        """What one should know before it begins, once for all parts of a run."""
-        for text in notes:
-            if text not in self.told:
-                self.told.add(text)
+    def note_once(self, texts: Iterable[str]) -> None:
+        """Print each message that was not printed by this method before, in this or another part of the run."""
+        for text in texts:
+            if text not in self.printed_notes:
+                self.printed_notes.add(text)
                 self.note(text)
 
     def table(self, rows: Iterable[tuple[str, ...]], heads: tuple[str, ...] = ()) -> None:
@@ -58,54 +60,54 @@ class Teller:
             grid.add_column(heads[number] if heads else "", overflow="fold", style=None if number else "bold")
         for row in rows:
             grid.add_row(*(Text(printable(cell)) for cell in row))
-        with self.out.capture() as shown:
+        with self.out.capture() as rendered:
             self.out.print(grid)
-        for line in shown.get().splitlines():  # a table is padded with spaces, which a log has no use for
+        for line in rendered.get().splitlines():  # rich pads its tables with spaces, which do not belong in a log
             self.out.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
 
     @contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Tell]:
-        """Call what it yields with how much more is done, where that is, and the numbers of it."""
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Advance]:
+        """Show the progress of `total` units of work, of which `done` are done. Yields a function to advance it."""
         title, started = printable(title), time.monotonic()
-        state = {"done": done, "spoken": started}
+        state = {"done": done, "last_line": started}
 
-        def left(now: float) -> str:
-            fresh = state["done"] - done
-            if fresh <= 0:
+        def time_left(now: float) -> str:
+            new = state["done"] - done
+            if new <= 0:
                 return ""
-            seconds = (now - started) / fresh * max(0, total - state["done"])
+            seconds = (now - started) / new * max(0, total - state["done"])
             return f"{timedelta(seconds=round(seconds))} left"
 
         if not self.live:
 
-            def tell(more: int, where: str = "", numbers: str = "") -> None:
-                state["done"] += more
+            def log(count: int, position: str = "", numbers: str = "") -> None:
+                state["done"] += count
                 now = time.monotonic()
-                if now - state["spoken"] >= PAUSE:
-                    state["spoken"] = now
-                    share = f"{state['done'] / max(total, 1):.1%}"
-                    words = (title, share, where, numbers, left(now))
-                    self.notes.print("  ".join(word for word in words if word), soft_wrap=True)
+                if now - state["last_line"] >= LOG_INTERVAL:
+                    state["last_line"] = now
+                    percent = f"{state['done'] / max(total, 1):.1%}"
+                    parts = (title, percent, position, numbers, time_left(now))
+                    self.notes.print("  ".join(part for part in parts if part), soft_wrap=True)
 
-            yield tell
+            yield log
             return
         texts = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[left]"))
         columns = (next(texts), BarColumn(bar_width=24), next(texts))
-        with _Bar(*columns, console=self.notes, transient=True) as progress:
+        with _BarWithNumbers(*columns, console=self.notes, transient=True) as progress:
             task = progress.add_task(title, total=total, completed=done, left="")
 
-            def show(more: int, where: str = "", numbers: str = "") -> None:
-                state["done"] = min(total, state["done"] + more)
-                share = f"{state['done'] / max(total, 1):4.0%}"
+            def update(count: int, position: str = "", numbers: str = "") -> None:
+                state["done"] = min(total, state["done"] + count)
+                percent = f"{state['done'] / max(total, 1):4.0%}"
                 progress.numbers = numbers
-                words = "  ".join(word for word in (share, where, left(time.monotonic())) if word)
-                progress.update(task, completed=state["done"], left=words, refresh=False)
+                text = "  ".join(part for part in (percent, position, time_left(time.monotonic())) if part)
+                progress.update(task, completed=state["done"], left=text, refresh=False)
 
-            yield show
+            yield update
 
 
-class _Bar(Progress):
-    """A bar, and a line of numbers below it."""
+class _BarWithNumbers(Progress):
+    """A progress bar with a line of text below it."""
 
     numbers = ""
 
@@ -115,17 +117,8 @@ class _Bar(Progress):
             yield Text(self.numbers, overflow="ellipsis", no_wrap=True)
 
 
-def times(seconds: float) -> str:
-    """Seconds for people."""
+def format_duration(seconds: float) -> str:
+    """90 -> "90 s", 600 -> "10 min", 9000 -> "2.5 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def sizes(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

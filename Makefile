@@ -13,7 +13,7 @@ help: ## list these targets
 demo: .make/installed ## a small ViT on handwritten digits, from scratch and from our checkpoint, side by side in a report
 	@runs="runs/demo-$$(date +%Y%m%d-%H%M%S)"; train="$(BIN)/vitreous train digits --recipe digits_transfer"; \
 	echo "first from scratch" && $$train --from None --model vitreous-mini --out "$$runs/from-scratch" && \
-	echo && echo "then from vitreous-mini" && $$train --beside "$$runs/from-scratch" --out "$$runs/from-checkpoint" && \
+	echo && echo "then from vitreous-mini" && $$train --compare-with "$$runs/from-scratch" --out "$$runs/from-checkpoint" && \
 	echo && echo "and what it looks at" && $(BIN)/vitreous inspect "$$runs/from-checkpoint" && \
 	echo && echo "both, side by side: $$runs/from-checkpoint/report.html"
 

@@ -24,7 +24,7 @@ from runs import TINY_RUN, draw_folder, start, step_of
 STEPS = 60
 OPTIONS = (
     *TINY_RUN,
-    *("--duration", f"{STEPS}steps", "--workers", "2", "--hold", "never", "--save-minutes", "0.005"),
+    *("--duration", f"{STEPS}steps", "--workers", "2", "--cache", "never", "--save-minutes", "0.005"),
     *("--crop", "0.5", "--dropout", "0.1", "--mixup", "0.5", "--stochastic-depth", "0.2"),
 )
 MOST_ATTEMPTS = 60

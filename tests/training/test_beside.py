@@ -35,7 +35,7 @@ def rows(run: Path) -> dict[str, list[str]]:
 def test_both_stand_in_the_report(scratch: Path, folder: Path, tmp_path: Path) -> None:
     save(tiny_vit(image_size=16, patch_size=4), tmp_path / "begin.safetensors")
     begun = TrainConfig().with_(start=str(tmp_path / "begin.safetensors"), batch_size=16, duration="16 steps")
-    outcome = train(folder, begun, beside=str(scratch), out=str(tmp_path / "transfer"), device="cpu", quiet=True)
+    outcome = train(folder, begun, compare_with=str(scratch), out=str(tmp_path / "transfer"), device="cpu", quiet=True)
     found = rows(outcome.run)
     theirs = json.loads((scratch / "result.json").read_text())["result"]["top1"]
     assert found["accuracy"] == [f"{100 * outcome.result.top1:.1f}%", f"{100 * theirs:.1f}%"]
@@ -52,17 +52,17 @@ def test_a_run_that_has_not_ended_and_one_of_the_same_name(scratch: Path, folder
     other = tmp_path / "other" / "run"
     shutil.copytree(scratch, other)
     (other / "result.json").unlink()
-    train(folder, config(tmp_path / "run", beside=str(other), duration="6 steps"), quiet=True)
+    train(folder, config(tmp_path / "run", compare_with=str(other), duration="6 steps"), quiet=True)
     assert rows(tmp_path / "run")["measured on"][1] == "val images, best so far"
     assert f'data-name="{other}"' in page(tmp_path / "run")
     (other / "metrics.jsonl").unlink()
-    train(folder, config(tmp_path / "again", beside=str(other), duration="6 steps"), quiet=True)
+    train(folder, config(tmp_path / "again", compare_with=str(other), duration="6 steps"), quiet=True)
     assert rows(tmp_path / "again")["measured on"][1] == "no evaluation yet"
 
 
 def test_other_images_are_noted(scratch: Path, tmp_path: Path) -> None:
     data = draw_folder(tmp_path / "data", images=20)
-    train(data, config(tmp_path / "run", beside=str(scratch), duration="6 steps"), quiet=True)
+    train(data, config(tmp_path / "run", compare_with=str(scratch), duration="6 steps"), quiet=True)
     assert "scratch was trained and measured on other images than this run" in page(tmp_path / "run")
 
 
@@ -77,13 +77,13 @@ def older(run: Path, target: Path) -> Path:
 def test_what_cannot_stand_beside_it(scratch: Path, folder: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "two.npz", images=np.zeros((20, 8, 8), np.uint8), labels=np.arange(20) % 2)
     for data, other, message in (
-        (folder, tmp_path / "nowhere", "beside: .*nowhere: there is no such run directory"),
-        (folder, folder, "beside: .* is not a run directory"),
-        (folder, older(scratch, tmp_path / "older"), "beside: .*older does not say which classes it has"),
-        (tmp_path / "two.npz", scratch, r"beside: .* has other classes \(blau, grün, rot\) than this data \(0, 1\)"),
+        (folder, tmp_path / "nowhere", "compare_with: .*nowhere: there is no such run directory"),
+        (folder, folder, "compare_with: .* is not a run directory"),
+        (folder, older(scratch, tmp_path / "older"), "compare_with: .*older does not say which classes it has"),
+        (tmp_path / "two.npz", scratch, r"compare_with: .* has other classes \(blau, grün, rot\) than this data \(0, 1\)"),
     ):
         with pytest.raises(VitreousError, match=message):
-            train(data, config(tmp_path / "run", beside=str(other)), quiet=True)
+            train(data, config(tmp_path / "run", compare_with=str(other)), quiet=True)
         assert not (tmp_path / "run").exists()
 
 
@@ -97,11 +97,11 @@ def test_it_may_change_when_a_run_goes_on(scratch: Path, folder: Path, tmp_path:
     train(folder, config(run), quiet=True)
     stored = TrainConfig.from_flat(json.loads((run / "config.json").read_text())["config"])
     unfinished(run)
-    resume(run, stored.with_(beside=str(scratch)), quiet=True)
+    resume(run, stored.with_(compare_with=str(scratch)), quiet=True)
     assert 'data-name="scratch"' in page(run)
     unfinished(run)
     with pytest.raises(VitreousError, match="is this run itself"):
-        resume(run, stored.with_(beside=str(run)), quiet=True)
+        resume(run, stored.with_(compare_with=str(run)), quiet=True)
 
 
 def test_a_run_that_vanishes_meanwhile_takes_nothing_with_it(
@@ -118,6 +118,6 @@ def test_a_run_that_vanishes_meanwhile_takes_nothing_with_it(
         shutil.rmtree(other)
 
     monkeypatch.setattr(Loop, "run", removing)
-    outcome = train(folder, config(run, beside=str(other)), quiet=True)
+    outcome = train(folder, config(run, compare_with=str(other)), quiet=True)
     assert outcome.result is not None
     assert "could not be read any more" in page(run)

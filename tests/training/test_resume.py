@@ -15,7 +15,7 @@ from vitreous.training import state
 from vitreous.training.train import resume
 
 # Images are decoded by workers at every step, and the state is saved every tenth of a second.
-WORKING = (*TINY_RUN, "--workers", "2", "--hold", "never", "--save-minutes", "0.002", "--crop", "0.5")
+WORKING = (*TINY_RUN, "--workers", "2", "--cache", "never", "--save-minutes", "0.002", "--crop", "0.5")
 STRONG_FLAGS = (
     *("--dropout", "0.1", "--stochastic-depth", "0.2", "--mixup", "0.5", "--cutmix", "1", "--erase", "0.5"),
     *("--progressive", "8@30%", "12@30%"),
@@ -153,10 +153,10 @@ def test_images_under_other_names_are_refused(uninterrupted: Path, tmp_path: Pat
 
 def test_images_are_held_again_or_not_as_before(uninterrupted: Path, vitreous) -> None:
     """Held images are cropped by the device, others by Pillow: the bits would not be the same."""
-    assert json.loads((uninterrupted / "config.json").read_text())["config"]["hold"] == "never"
-    result = vitreous("train", "--resume", uninterrupted, "--hold", "always")
+    assert json.loads((uninterrupted / "config.json").read_text())["config"]["cache"] == "never"
+    result = vitreous("train", "--resume", uninterrupted, "--cache", "always")
     assert result.returncode == 2
-    assert "hold: 'never' in the run, 'always' now" in result.stderr
+    assert "cache: 'never' in the run, 'always' now" in result.stderr
 
 
 def test_a_run_of_another_kind_of_device(uninterrupted: Path, tmp_path: Path) -> None:

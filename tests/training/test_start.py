@@ -177,7 +177,7 @@ def test_a_name_that_agrees() -> None:
         ({"model": "S/16"}, "model = 'S/16': .* is a ViT of patch_size = 4, width = 32"),
         ({"model": "BiT-R50x1"}, "model = 'BiT-R50x1': .* is a ViT; leave out"),
         ({"model": "S/61"}, "no model is called 'S/61'"),
-        ({"image_size": 18}, "18 x 18 px is not made of whole patches"),
+        ({"image_size": 18}, "18 x 18 px cannot be divided into patches"),
         ({"start": "nowhere"}, "nowhere: no such file or folder"),
         ({"start": " "}, "start is empty"),
         ({"start": "hf://nobody"}, "expected hf://owner/name"),
@@ -220,7 +220,7 @@ RUN = (
     "--workers",
     "0",
 )
-KILLED = (*RUN, "--save-minutes", "0.002", "--hold", "never", "--dropout", "0.1", "--mixup", "0.5", "--from", "w.st")
+KILLED = (*RUN, "--save-minutes", "0.002", "--cache", "never", "--dropout", "0.1", "--mixup", "0.5", "--from", "w.st")
 
 
 @pytest.fixture

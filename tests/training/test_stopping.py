@@ -18,7 +18,7 @@ from vitreous.training import state
 from vitreous.training.signals import Stopped
 
 # Images are decoded by workers at every step; no state is saved before the run is told to stop.
-DECODING = (*TINY_RUN, "--workers", "2", "--hold", "never", "--save-minutes", "60", "--out", "run")
+DECODING = (*TINY_RUN, "--workers", "2", "--cache", "never", "--save-minutes", "60", "--out", "run")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_an_error_between_steps(
 ) -> None:
     """Also in the middle of an evaluation, which is then done again."""
     run, wishes = tmp_path / "run", config(tmp_path / "run", duration="40steps", evaluate_every="10steps", workers=0)
-    wishes = wishes.with_(hold="never", save_minutes=60.0)
+    wishes = wishes.with_(cache="never", save_minutes=60.0)
     known = getattr(training_loop.Loop, place)
 
     def fail(self: training_loop.Loop, *arguments: Any, **options: Any) -> Any:

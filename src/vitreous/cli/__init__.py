@@ -77,6 +77,8 @@ def _explained(error: Exception) -> str | None:
 def _run(arguments: list[str], file: str) -> None:
     import tyro
 
+    from vitreous.cli.config_flags import FLAGS, replace_renamed_flags
+
     if arguments in (["--version"], ["-V"]):
         say(f"vitreous {__version__}")
         return
@@ -84,6 +86,8 @@ def _run(arguments: list[str], file: str) -> None:
         raise VitreousError(_no_file(file, arguments[0]))
     for argument in arguments:
         _refuse_url(argument)
+    if arguments[:1] in (["train"], ["finetune"]):
+        arguments = replace_renamed_flags(arguments)
     app = tyro.extras.SubcommandApp()
     for command in _commands(arguments):
         app.command(_later(command))
@@ -93,6 +97,7 @@ def _run(arguments: list[str], file: str) -> None:
             description="Vision Transformers you can see through.",
             args=arguments or ["--help"],
             config=(tyro.conf.OmitArgPrefixes,),
+            registry=FLAGS,
         )
     call()
 
@@ -123,17 +128,17 @@ def _commands(arguments: list[str]) -> tuple[Callable[..., None], ...]:
     from vitreous.cli.data import data
     from vitreous.cli.evaluate import evaluate
     from vitreous.cli.features import features
-    from vitreous.cli.finetune import finetune_command
+    from vitreous.cli.finetune import make_finetune_command
     from vitreous.cli.info import info
     from vitreous.cli.inspect import inspect
     from vitreous.cli.models import models
     from vitreous.cli.predict import predict
     from vitreous.cli.recipes import recipes
-    from vitreous.cli.train import train_command
+    from vitreous.cli.train import make_train_command
 
     return (
-        train_command(arguments if arguments[:1] == ["train"] else ()),
-        finetune_command(arguments if arguments[:1] == ["finetune"] else ()),
+        make_train_command(arguments if arguments[:1] == ["train"] else ()),
+        make_finetune_command(arguments if arguments[:1] == ["finetune"] else ()),
         data,
         predict,
         inspect,

@@ -1,38 +1,46 @@
-"""`vitreous finetune`: from somebody's weights to a model of one's own."""
+"""`vitreous finetune`: fine-tune pretrained weights on images."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
-
-import tyro
 
 from vitreous.cli.parts import Overwrite
-from vitreous.cli.train import DATA, Data, Recipe, Resumed, carry_out, default, flags
+from vitreous.cli.train import (
+    DATA_HELP,
+    OVERWRITE_HELP,
+    Config,
+    Data,
+    RecipeName,
+    RunToResume,
+    base_config,
+    start_or_resume,
+)
 from vitreous.training.recipes import FINETUNING, finetuning
 
 
-def finetune_command(arguments: Sequence[str]) -> Callable[..., None]:
-    """The command: that of training, with other settings to begin with, and weights that have to be given."""
-    kind: Any = flags(default(arguments, lambda name: finetuning("fast" if name is None else name)))
+def make_finetune_command(arguments: Sequence[str]) -> Callable[..., None]:
+    """Return the command: `vitreous train` with the defaults of a fine-tuning recipe, and with --from required."""
+    default = base_config(arguments, lambda name: finetuning("fast" if name is None else name))
 
     def finetune(
         data: Data = None,
         /,
         *,
-        recipe: Recipe = None,
-        resume: Resumed = None,
+        recipe: RecipeName = None,
+        resume: RunToResume = None,
         overwrite: Overwrite = False,
-        config: Annotated[kind, tyro.conf.arg(name="")] = kind(),  # noqa: B008 (it is frozen)
+        config: Config = default,
     ) -> None:
-        carry_out("finetune", data, recipe, resume, config, overwrite)
+        start_or_resume("finetune", data, recipe, resume, config, overwrite)
 
-    finetune.__doc__ = f"""Adapt weights to images: a new head, and as much below it as the recipe says.
+    finetune.__doc__ = f"""Fine-tune pretrained weights on images, with a new head.
 
-    Every flag of `vitreous train` is one of this. A run that was stopped goes on with `--resume`.
+    The recipe selects which layers are trained, and how. All flags of `vitreous train` apply. Stop the run at any time
+    with Ctrl-C; `--resume` continues it.
 
     Args:
-        data: {DATA}
-        recipe: how: {", ".join(FINETUNING)}; without it, fast. `vitreous recipes finetune_fast` shows all of it.
-        resume: go on with the run in this directory.
-        overwrite: --out may be that of an earlier run, which is kept as OUT.replaced until the new one is complete.
+        data: {DATA_HELP}
+        recipe: Fine-tuning recipe: {", ".join(FINETUNING)}. Default: fast. `vitreous recipes finetune_fast` shows its
+            settings.
+        resume: Continue the run in this directory.
+        overwrite: {OVERWRITE_HELP}
     """
     return finetune

@@ -54,7 +54,7 @@ class Reading:
     """Random seed of the held-out validation and test splits."""
     max_bad: float = 0.01
     """Maximum fraction of unreadable images. With more, training stops with an error before the first step."""
-    hold: Literal["auto", "always", "never"] = "auto"
+    cache: Literal["auto", "always", "never"] = "auto"
     """Decode all images once and cache them on the device as uint8. auto: if they fit into memory."""
     workers: int | None = None
     """Number of worker processes that decode images. Default: one per CPU core, up to 16; 0 for images in memory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -10,12 +11,14 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitreous.data.options import Augmentation, Reading
-from vitreous.errors import VitreousError, brief
+from vitreous.errors import VitreousError, VitreousWarning, brief
 from vitreous.training.durations import with_unit
 
 Duration = str
 """How long: "30 epochs", "500 steps", "64000 examples", or "5%" of the whole run; see durations.py."""
 DURATIONS = ("duration", "warmup", "cooldown", "rsqrt_timescale", "evaluate_every", "candidate_duration")
+RENAMED_FIELDS = {"hold": "cache", "beside": "compare_with"}
+"""Names of fields in version 0.1, still accepted with a warning, and their current names."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,8 @@ class Run:
     """Also write TensorBoard event files."""
     wandb: str | None = None
     """Also log to this Weights & Biases project."""
-    beside: str | None = None
-    """Another run directory to compare with: the report shows its curve and result beside this run's."""
+    compare_with: str | None = None
+    """Another run directory: the report shows its curve and its result next to those of this run."""
     profile: bool = False
     """Write a trace of a few steps to profile.json, for Perfetto or chrome://tracing."""
 
@@ -199,7 +202,10 @@ class TrainConfig:
     def with_(self, **changes: Any) -> TrainConfig:
         """The same with some fields changed, by the names that the command line has for them: `with_(lr=1e-3)`."""
         groups: dict[str, dict[str, Any]] = {}
-        for name, value in changes.items():
+        for given, value in changes.items():
+            name = RENAMED_FIELDS.get(given, given)
+            if name != given:
+                warnings.warn(f"{given} is now called {name}; the old name will be removed", VitreousWarning, 2)
             group = groups.setdefault(group_of(name), {})
             group[name] = _fitting(name, value)
         return replace(self, **{group: replace(getattr(self, group), **new) for group, new in groups.items()})

@@ -28,14 +28,14 @@ def opened(path: str, classes: Sequence[str], own: RunFolder) -> RunFolder:
         folder = RunFolder.opened(path)
         theirs = folder.description().get("classes")
     except VitreousError as error:
-        raise VitreousError(f"beside: {error}") from error
+        raise VitreousError(f"compare_with: {error}") from error
     if folder.path.resolve() == own.path.resolve():
-        raise VitreousError(f"beside: {path} is this run itself")
+        raise VitreousError(f"compare_with: {path} is this run itself")
     if not isinstance(theirs, list):
-        raise VitreousError(f"beside: {path} does not say which classes it has; it was begun by an older version")
+        raise VitreousError(f"compare_with: {path} does not say which classes it has; it was begun by an older version")
     if set(theirs) != set(classes):
         raise VitreousError(
-            f"beside: {path} has other classes ({_some(theirs)}) than this data ({_some(classes)}), so that the two"
+            f"compare_with: {path} has other classes ({_some(theirs)}) than this data ({_some(classes)}), so that the two"
             " cannot be compared"
         )
     return folder

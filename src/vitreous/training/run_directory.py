@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError, refuse_url
+from vitreous.training.config import RENAMED_FIELDS
 from vitreous.utils.atomic import atomic_file, replace_folder
 from vitreous.utils.console import printable
 from vitreous.utils.environment import program
@@ -139,6 +140,9 @@ class RunFolder:
                 )
         if not all(isinstance(choice, dict) and choice.keys() >= CHOICE for choice in found["choices"]):
             raise VitreousError(f"{self.path / 'config.json'} does not describe a run: choices are damaged")
+        for old, new in RENAMED_FIELDS.items():
+            if old in found["config"]:
+                found["config"][new] = found["config"].pop(old)
         found["config"].setdefault("test_fraction", 0.0)  # a run of 0.1.0, which set no test split aside
         return found
 

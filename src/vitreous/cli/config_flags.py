@@ -1,0 +1,101 @@
+"""Flags for the fields of TrainConfig.
+
+tyro reads names, types, defaults and help texts from the dataclasses of the config and their docstrings. This module
+adds what they do not contain: short metavars, additional names of flags, and which defaults are chosen from the data.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+
+import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+from vitreous.errors import VitreousWarning
+from vitreous.training.config import RENAMED_FIELDS, TrainConfig
+from vitreous.utils.console import printable
+
+# Fields whose default is chosen from the data. The docstrings of other fields that are None state their defaults.
+CHOSEN_FROM_DATA = frozenset(
+    (
+        *("model", "image_size", "patch_size", "width", "depth", "heads", "mlp_dim", "pool", "dropout"),
+        *("stochastic_depth", "crop", "aspect", "shift", "flip", "randaugment", "magnitude", "three_augment", "jitter"),
+        *("erase", "mixup", "cutmix", "loss", "label_smoothing", "best_by", "optimiser", "lr", "weight_decay", "ema"),
+        *("duration", "warmup", "schedule", "batch_size", "dev_fraction"),
+    )
+)
+FLAG_NAMES = {"start": "from"}  # `from` is a keyword of Python and cannot be the name of a field
+ALIASES = {"duration": ["--epochs"], "image_size": ["--size"]}
+CONFIG_GROUPS = frozenset(get_type_hints(TrainConfig).values())
+DEFAULT_RULE = object()  # marks a request for tyro's own rule
+
+FLAGS = ConstructorRegistry()
+
+
+@FLAGS.struct_rule
+def dataclass_flags(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Return tyro's own flags for a dataclass of this package, with the additions of this module."""
+    if not is_dataclass(info.type) or not info.type.__module__.startswith("vitreous.") or DEFAULT_RULE in info.markers:
+        return None
+    spec = ConstructorRegistry.get_struct_spec(replace(info, markers=(*info.markers, DEFAULT_RULE)))
+    assert isinstance(spec, StructConstructorSpec)
+    fields = (replace(field, helptext=partial(_one_line, field.helptext)) for field in spec.fields)
+    return replace(spec, fields=tuple(map(_with_argument, fields) if info.type in CONFIG_GROUPS else fields))
+
+
+def _one_line(helptext: str | Callable[[], str | None] | None) -> str:
+    """tyro keeps the line breaks of indented docstrings; this joins the lines."""
+    text = helptext() if callable(helptext) else helptext
+    return " ".join((text or "").split())
+
+
+def _with_argument(field: StructFieldSpec) -> StructFieldSpec:
+    argument = tyro.conf.arg(
+        name=FLAG_NAMES.get(field.name),
+        metavar=metavar(field.type),
+        help_behavior_hint=_default_hint(field.name, field.default),
+        aliases=ALIASES.get(field.name),
+    )
+    return replace(field, type=cast(Any, Annotated[field.type, argument]))
+
+
+def metavar(hint: Any) -> str | None:
+    """Return the placeholder of a flag's value: N (integer), X (number), TEXT, A|B (choice); None for a switch."""
+    if hint is bool:
+        return None
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
+    if get_origin(hint) is Literal or get_origin(kinds[0]) is Literal:
+        return "|".join(get_args(hint if get_origin(hint) is Literal else kinds[0]))
+    if get_origin(hint) is tuple:
+        return "X X" if kinds[0] is float else "TEXT ..."
+    if len(kinds) == 1 and get_origin(kinds[0]) is tuple:
+        return "X ..."
+    letters = {int: "N", float: "X", str: "TEXT", bool: "True|False"}
+    return letters[kinds[0]] if len(kinds) == 1 else "N [N]"
+
+
+def _default_hint(name: str, value: Any) -> str:
+    if value is None:
+        return "(default: chosen from the data)" if name in CHOSEN_FROM_DATA else ""
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"(default: {printable(text)})" if value != () else ""
+
+
+def replace_renamed_flags(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with old names of flags replaced by the current ones; each gives a warning."""
+    current = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        for old, new in RENAMED_FIELDS.items():
+            if flag == _flag(old):
+                text = f"{flag} is now called {_flag(new)}; the old name will be removed"
+                warnings.warn(text, VitreousWarning, stacklevel=2)
+                flag = _flag(new)
+        current.append(f"{flag}{equals}{value}")
+    return current
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"

@@ -44,7 +44,7 @@ def test_rectangles_keep_their_shape(folder: Path) -> None:
         (("8@five",), "progressive = 'five'"),
         (("16@5%",), "progressive = '16@5%': expected a size smaller than the model's, 16 px"),
         (("0@5%",), "expected a size smaller than the model's, 16 px"),
-        (("10@5%",), "progressive = '10@5%': an image of 10 x 10 px is not made of whole patches of 4 x 4"),
+        (("10@5%",), "progressive = '10@5%': an image of 10 x 10 px cannot be divided into patches of 4 x 4"),
         (("8@60%", "12@40%"), "progressive = '8@60% 12@40%': no steps are left for the full size, 16 px"),
     ],
 )
@@ -55,7 +55,7 @@ def test_stages_that_cannot_be(folder: Path, stages: tuple[str, ...], message: s
 
 
 @pytest.mark.parametrize(
-    "reading", [{"hold": "always", "crop": 0.5}, {"hold": "always", "crop": 1.0}, {"hold": "never", "crop": 0.5}]
+    "reading", [{"cache": "always", "crop": 0.5}, {"cache": "always", "crop": 1.0}, {"cache": "never", "crop": 0.5}]
 )
 def test_the_same_part_of_the_same_image_only_smaller(folder: Path, reading: dict[str, Any]) -> None:
     """Whatever way the pixels go: held for crops, held as they are, or decoded by workers at the full size."""

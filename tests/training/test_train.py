@@ -46,7 +46,7 @@ def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous_process
 
 def test_two_runs_with_one_seed_are_one_run(folder: Path, tmp_path: Path) -> None:
     for name, seed, workers in (("a", 0, 0), ("b", 0, 2), ("c", 1, 0)):
-        train(folder, config(tmp_path / name, **STRONG, seed=seed, workers=workers, hold="never"), quiet=True)
+        train(folder, config(tmp_path / name, **STRONG, seed=seed, workers=workers, cache="never"), quiet=True)
     first, second, third = ((tmp_path / name / "last.safetensors").read_bytes() for name in "abc")
     assert first == second
     assert first != third
@@ -165,11 +165,11 @@ def broken(folder: Path, target: Path, count: int) -> Path:
     return target
 
 
-@pytest.mark.parametrize("hold", ["always", "never"])
-def test_bad_images_are_named_and_replaced(folder: Path, tmp_path: Path, hold: str) -> None:
+@pytest.mark.parametrize("cache", ["always", "never"])
+def test_bad_images_are_named_and_replaced(folder: Path, tmp_path: Path, cache: str) -> None:
     data = broken(folder, tmp_path / "data", 2)
     run = tmp_path / "run"
-    outcome = train(data, config(run, max_bad=0.05, hold=hold, workers=0), quiet=True)
+    outcome = train(data, config(run, max_bad=0.05, cache=cache, workers=0), quiet=True)
     lines = (run / "bad_images.txt").read_text().splitlines()
     assert len(lines) == 2
     assert "005.jpg" in lines[0] + lines[1]

@@ -40,10 +40,10 @@ def test_the_digits_recipe(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-@pytest.mark.parametrize("hold", ["always", "never"])
-def test_deterministic_runs_resume_to_the_bit(folder: Path, tmp_path: Path, hold: str) -> None:
+@pytest.mark.parametrize("cache", ["always", "never"])
+def test_deterministic_runs_resume_to_the_bit(folder: Path, tmp_path: Path, cache: str) -> None:
     options: dict[str, Any] = {
-        **STRONG, "device": "cuda", "deterministic": True, "duration": "60 steps", "hold": hold, "workers": 2,
+        **STRONG, "device": "cuda", "deterministic": True, "duration": "60 steps", "cache": cache, "workers": 2,
     }  # fmt: skip
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(folder, config(whole, **options), quiet=True)
@@ -59,7 +59,7 @@ def test_out_of_memory_halves_the_passes(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         **STRONG, "device": "cuda", "precision": "fp32", "optimiser": "sgd", "lr": 0.01, "image_size": 64,
         "width": 192, "depth": 8, "heads": 3, "mlp_dim": 768, "batch_size": 256, "duration": "3 steps",
-        "evaluate_every": "3 steps", "compile": "no", "hold": "always", "ema": 0.0,
+        "evaluate_every": "3 steps", "compile": "no", "cache": "always", "ema": 0.0,
     }  # fmt: skip
     plenty, tight = tmp_path / "plenty", tmp_path / "tight"
     train(folder, config(plenty, **options), quiet=True)

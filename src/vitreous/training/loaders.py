@@ -108,7 +108,7 @@ def _look(
 
 
 def _fits(source: Source, read: ImageTransform, plan: Plan) -> bool:
-    wish = plan.config.reading.hold
+    wish = plan.config.reading.cache
     if wish != "auto":
         return wish == "always"
     pixels = plan.size[0] * plan.size[1] * plan.model.channels

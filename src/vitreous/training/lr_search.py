@@ -87,7 +87,7 @@ def candidate(made: Plan, rate: float) -> TrainConfig:
         patience=None,
         tensorboard=False,
         wandb=None,
-        beside=None,
+        compare_with=None,
         profile=False,
         out=None,
     )

@@ -61,7 +61,7 @@ INVITATION = """<!doctype html>
 <p>Nobody has looked into this model yet. This makes the page:</p><pre>{command}</pre></body></html>
 """
 SHOWN = 12  # best and worst predictions in the report
-FREE = ("workers", "device", "max_bad", "save_minutes", "tensorboard", "wandb", "beside", "profile", "data_dir")
+FREE = ("workers", "device", "max_bad", "save_minutes", "tensorboard", "wandb", "compare_with", "profile", "data_dir")
 """Fields that may be others when a run is resumed: none changes what it computes. Any device of the same kind."""
 
 
@@ -105,8 +105,8 @@ def train(
 def _begin(
     opened: DataSet, source: str, config: TrainConfig, folder: RunFolder, reporter: ProgressReporter, world: World
 ) -> Outcome:
-    if config.run.beside is not None:
-        other_run.opened(config.run.beside, opened.classes, folder)
+    if config.run.compare_with is not None:
+        other_run.opened(config.run.compare_with, opened.classes, folder)
     start, weights = _beginning(config, opened)
     made = plan(opened, config, world, start)
     _introduce(opened, made, reporter)
@@ -177,8 +177,8 @@ def _go_on(
     description = folder.description()
     if fingerprint(opened) != description.get("fingerprint"):
         raise VitreousError(f"{folder.path}: the data is not what it was: other images, labels or classes than then")
-    if config.run.beside is not None:
-        other_run.opened(config.run.beside, opened.classes, folder)
+    if config.run.compare_with is not None:
+        other_run.opened(config.run.compare_with, opened.classes, folder)
     start, weights = _began(folder, description, config)
     made = plan(opened, config, world, start, again=True)
     if made.device.type == "cpu" and isinstance(threads := description.get("threads"), int):
@@ -232,10 +232,10 @@ def _stored(config: TrainConfig, fed: Feed | None = None) -> TrainConfig:
     place = None if place is None else str(Path(place).expanduser().absolute())
     start = config.architecture.start
     return config.with_(
-        hold=config.reading.hold if fed is None else "always" if fed.held else "never",
+        cache=config.reading.cache if fed is None else "always" if fed.held else "never",
         data_dir=place,
         start=None if start is None else initial_weights.anchored(start),
-        beside=other_run.anchored(config.run.beside),
+        compare_with=other_run.anchored(config.run.compare_with),
     )
 
 
@@ -585,9 +585,9 @@ def _runs(
     made: Plan, folder: RunFolder, outcome: Outcome, records: Sequence[dict[str, Any]]
 ) -> tuple[list[RunSummary], list[str]]:
     """This run and the one that is shown beside it, if there is one; and what there is to note about that."""
-    if made.config.run.beside is None:
+    if made.config.run.compare_with is None:
         return [], []
-    other = RunFolder(Path(made.config.run.beside))
+    other = RunFolder(Path(made.config.run.compare_with))
     try:
         theirs = other_run.read(other)
         alike = other.description().get("fingerprint") == folder.description()["fingerprint"]

@@ -14,7 +14,7 @@ from textwrap import dedent
 
 import vitreous
 from vitreous.models import zoo
-from vitreous.training.recipes import RECIPES, card
+from vitreous.training.recipes import RECIPES, recipe_card
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS.parent / "src" / "vitreous"
@@ -64,7 +64,7 @@ def cost_row(size: int, patch: int) -> str:
 
 def recipe_table() -> str:
     rows = ["| recipe | data | result | measured on | time | hardware |", "|" + "---|" * 6]
-    for one in map(card, RECIPES):
+    for one in map(recipe_card, RECIPES):
         rows.append(f"| `{one.name}` | {one.data} | {one.result} | {one.measured} | {one.time} | {one.hardware} |")
     return "\n".join(rows)
 

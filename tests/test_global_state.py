@@ -20,20 +20,20 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch.overrides import TorchFunctionMode
+from vitreous.evaluation.subject import InferenceOptions, evaluation_split, open_model
 
 import vitreous
 from global_state import unchanged
 from vitreous import TrainConfig, VitreousError
 from vitreous.benchmark.bench import bench
-from vitreous.evaluation.cache import Cache
+from vitreous.evaluation.cache import FeatureCache
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.matching import match
-from vitreous.evaluation.subject import Loading, measured_split, open_subject
 from vitreous.experiments.compare import compare
-from vitreous.experiments.suite import of_data
+from vitreous.experiments.suite import suite_from_sources
 from vitreous.inspection import relevance, rollout
 from vitreous.training.distributed import World
-from vitreous.training.plan import plan
+from vitreous.training.plan import make_plan
 from vitreous.training.signals import Stopped
 from vitreous.utils.figures import rendered
 from vitreous.utils.images import decode
@@ -107,7 +107,7 @@ def test_workers(tmp_path: Path) -> None:
     multiprocessing.set_start_method(None, force=True)
     try:
         with unchanged():
-            train(tmp_path / "run", workers=1, hold="never")
+            train(tmp_path / "run", workers=1, cache="never")
     finally:
         multiprocessing.set_start_method(before, force=True)
 
@@ -115,7 +115,7 @@ def test_workers(tmp_path: Path) -> None:
 def test_planning_switches_nothing() -> None:
     config = TrainConfig().with_(deterministic=True, device="cpu")
     with unchanged():
-        plan(vitreous.open_data("digits"), config, World())
+        make_plan(vitreous.open_data("digits"), config, World())
 
 
 @pytest.mark.parametrize("mistake", [{"micro_batch": 17}, {"lr": 1e30}, {"device": "nowhere"}])
@@ -151,16 +151,16 @@ def test_models_and_files(run: Path, tmp_path: Path) -> None:
 
 
 def score(run: Path) -> float:
-    data, subject = vitreous.open_data("digits"), open_subject(run)
-    _, images = measured_split(data)
+    data, subject = vitreous.open_data("digits"), open_model(run)
+    _, images = evaluation_split(data)
     matched = match(data.classes, subject.model.labels, subject.model.config.num_classes)
-    return evaluate(subject, images, matched, subject.shown(), Loading()).result.loss
+    return evaluate(subject, images, matched, subject.shown(), InferenceOptions()).result.loss
 
 
 def test_measuring(run: Path, tmp_path: Path) -> None:
     with unchanged():
         score(run)
-        compare([str(run)], of_data(["digits"]), ["knn"], Cache(tmp_path), Loading())
+        compare([str(run)], suite_from_sources(["digits"]), ["knn"], FeatureCache(tmp_path), InferenceOptions())
 
 
 def test_looking_inside(run: Path) -> None:
@@ -283,7 +283,7 @@ def test_measuring_does_not_depend_on_what_is_around_it(run: Path, name: str) ->
 def test_a_random_model_is_always_the_same() -> None:
     def weights(around: AbstractContextManager[Any]) -> torch.Tensor:
         with around:
-            return open_subject("random:Ti/16").model.patch_embed.proj.weight
+            return open_model("random:Ti/16").model.patch_embed.proj.weight
 
     for around in (double_precision(), torch.device("meta")):
         assert torch.equal(weights(around), weights(nullcontext()))

@@ -37,8 +37,8 @@ from vitreous.models.vit import Attention, Mlp
 from vitreous.models.zoo import build
 from vitreous.training.config import Finetuning
 from vitreous.training.distributed import World
-from vitreous.training.engine import fused_training
-from vitreous.training.lora import adapt_
+from vitreous.training.engine import choose_training_path
+from vitreous.training.lora import add_adapters_
 
 # ---------------------------------------------------------------- modifications
 
@@ -113,7 +113,7 @@ def one_block(model: Any) -> None:
 
 
 def adapted(model: Any) -> None:
-    adapt_(model, Finetuning(lora=2))
+    add_adapters_(model, Finetuning(lora=2))
     draw(model)
 
 
@@ -517,7 +517,7 @@ def test_a_step_of_training_has_the_gradients_of_the_model(name: str, monkeypatc
     torch._dynamo.reset()  # after many other models torch would not compile another
     monkeypatch.setattr(nn.Module, "compile", compiled_eagerly)
     monkeypatch.setattr("vitreous.training.engine.no_kernels", lambda device: None)
-    assert (fused_training(model, "bf16") == "fused kernels") == (name in ("nothing", "frozen"))
+    assert (choose_training_path(model, "bf16") == "fused kernels") == (name in ("nothing", "frozen"))
     engine = synthetic_engine(model, 4, (16, 16), "fp32")
     batch = synthetic_batch(model, 4, (16, 16))
     batch.labels.clamp_(max=3)  # the least that a head here has

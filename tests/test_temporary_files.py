@@ -12,7 +12,7 @@ from helpers import tiny_vit
 from pictures import classes
 from vitreous.data.contact_sheet import sample_sheet
 from vitreous.data.open_data import open_data
-from vitreous.training.run_directory import RunFolder
+from vitreous.training.run_directory import RunDirectory
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.temporary_files import remove_leftovers, temporary_name
 
@@ -56,7 +56,7 @@ def test_a_process_with_the_number_of_a_killed_one(tmp_path: Path) -> None:
         (leftover / "half").touch()
         os.utime(leftover, (10**9, 10**9))
     vitreous.save(tiny_vit(gelu="erf", resample="timm"), model, to="timm")
-    RunFolder(run).create({})
+    RunDirectory(run).create({})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
     assert not list(tmp_path.glob("*/half"))
 

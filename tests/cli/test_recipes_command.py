@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from command import vitreous
-from vitreous.training.recipes import RECIPES, card
+from vitreous.training.recipes import RECIPES, recipe_card
 
 
 def words(text: str) -> str:
@@ -27,7 +27,7 @@ def test_the_list() -> None:
 
 def test_one_of_them() -> None:
     text = vitreous("recipes", "deit3").stdout
-    told = card("deit3")
+    told = recipe_card("deit3")
     for part in (told.result, told.time, told.hardware, told.data, told.command, *told.notes.split("\n\n")):
         assert words(part) in words(text)
     settings = {line.split()[0]: line.split()[1:] for line in text.partition("settings")[2].splitlines()[1:]}
@@ -65,7 +65,7 @@ def test_a_narrow_terminal() -> None:
     assert max(map(len, lines[:-1])) <= 50
     told = " ".join(line.removeprefix("         ") for line in lines)
     for name in RECIPES:
-        assert words(f"name {name} data {card(name).data} result {card(name).result}") in words(told)
+        assert words(f"name {name} data {recipe_card(name).data} result {recipe_card(name).result}") in words(told)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from vitreous import ViTConfig, create
 from vitreous.fast.eligibility import BF16, CPU, FP8, TRAINING, Path, why_not
 from vitreous.models.vit import VisionTransformer
 from vitreous.training.config import Finetuning
-from vitreous.training.engine import fused_training
-from vitreous.training.lora import adapt_
+from vitreous.training.engine import choose_training_path
+from vitreous.training.lora import add_adapters_
 
 PATHS = {"CPU": CPU, "bf16": BF16, "fp8": FP8, "training": TRAINING}
 EVERY = tuple(PATHS)
@@ -90,7 +90,7 @@ def recomputing(model: Any) -> None:
 
 CHANGED: dict[str, tuple[Callable[[Any], Any], tuple[str, ...], str]] = {
     "hook": (lambda m: m.blocks[0].mlp.register_forward_hook(lambda *a: None), EVERY, "blocks.0.mlp has hooks"),
-    "adapters": (lambda m: adapt_(m, Finetuning(lora=2)), EVERY, "blocks.0.attn.qkv is of type Adapted"),
+    "adapters": (lambda m: add_adapters_(m, Finetuning(lora=2)), EVERY, "blocks.0.attn.qkv is of type LoraLinear"),
     "compiled in place": (lambda m: m.blocks[0].compile(), ("training",), "blocks.0 is compiled"),
     "recomputing": (recomputing, ("training",), "checkpoint_activations is set"),
     "float64": (lambda m: m.double(), ("CPU", "training"), "float64"),
@@ -121,9 +121,9 @@ def test_other_networks() -> None:
 
 def test_training_says_why_it_takes_no_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of()
-    assert "they are for bf16" in fused_training(model, "fp32")
-    assert "they are for GPUs" in fused_training(model, "bf16")
+    assert "they are for bf16" in choose_training_path(model, "fp32")
+    assert "they are for GPUs" in choose_training_path(model, "bf16")
     monkeypatch.setattr("vitreous.training.engine.no_kernels", lambda device: None)
-    assert fused_training(model, "bf16") == "fused kernels"
+    assert choose_training_path(model, "bf16") == "fused kernels"
     model.blocks[1].register_forward_hook(lambda *a: None)
-    assert fused_training(model, "bf16") == "compiled; no fused kernels: blocks.1 has hooks"
+    assert choose_training_path(model, "bf16") == "compiled; no fused kernels: blocks.1 has hooks"

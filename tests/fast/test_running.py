@@ -21,7 +21,7 @@ from vitreous.fast.attention import Asking
 from vitreous.models.vit import Mlp
 from vitreous.preprocessing import Preprocessing
 from vitreous.training.config import Finetuning
-from vitreous.training.lora import adapt_
+from vitreous.training.lora import add_adapters_
 
 gpu = pytest.mark.gpu
 
@@ -61,11 +61,11 @@ def test_weights_in_another_precision() -> None:
 
 def test_a_model_with_adapters() -> None:
     model = tiny_vit()
-    adapt_(model, Finetuning(lora=2))
+    add_adapters_(model, Finetuning(lora=2))
     draw(model)
     x = images(2, 3, 32, 32)
     run = accelerate(model)
-    assert run.path == "plain; no packed weights: blocks.0.attn.qkv is of type Adapted, not Linear"
+    assert run.path == "plain; no packed weights: blocks.0.attn.qkv is of type LoraLinear, not Linear"
     assert relative_error(run(x), model.eval()(x).detach()) < 1e-5
 
 

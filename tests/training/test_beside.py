@@ -80,7 +80,11 @@ def test_what_cannot_stand_beside_it(scratch: Path, folder: Path, tmp_path: Path
         (folder, tmp_path / "nowhere", "compare_with: .*nowhere: there is no such run directory"),
         (folder, folder, "compare_with: .* is not a run directory"),
         (folder, older(scratch, tmp_path / "older"), "compare_with: .*older does not say which classes it has"),
-        (tmp_path / "two.npz", scratch, r"compare_with: .* has other classes \(blau, grün, rot\) than this data \(0, 1\)"),
+        (
+            tmp_path / "two.npz",
+            scratch,
+            r"compare_with: .* has other classes \(blau, grün, rot\) than this data \(0, 1\)",
+        ),
     ):
         with pytest.raises(VitreousError, match=message):
             train(data, config(tmp_path / "run", compare_with=str(other)), quiet=True)
@@ -107,17 +111,17 @@ def test_it_may_change_when_a_run_goes_on(scratch: Path, folder: Path, tmp_path:
 def test_a_run_that_vanishes_meanwhile_takes_nothing_with_it(
     scratch: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitreous.training.loop import Loop
+    from vitreous.training.loop import TrainingLoop
 
     other, run = tmp_path / "other", tmp_path / "run"
     shutil.copytree(scratch, other)
-    whole = Loop.run
+    whole = TrainingLoop.run
 
     def removing(loop: Any) -> None:
         whole(loop)
         shutil.rmtree(other)
 
-    monkeypatch.setattr(Loop, "run", removing)
+    monkeypatch.setattr(TrainingLoop, "run", removing)
     outcome = train(folder, config(run, compare_with=str(other)), quiet=True)
     assert outcome.result is not None
     assert "could not be read any more" in page(run)

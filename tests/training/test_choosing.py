@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from vitreous import TrainConfig
-from vitreous.cli.train import CHOSEN
+from vitreous.cli.config_flags import CHOSEN_FROM_DATA
 from vitreous.data.arrays import ArraySource
 from vitreous.data.dataset import DataSet, Source
 from vitreous.data.options import Augmentation
@@ -21,16 +21,23 @@ from vitreous.models.resnet import BiT
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.preprocessing import default_preprocessing
-from vitreous.training.defaults import Choice, Facts, choose, facts, model_config, preprocessing
+from vitreous.training.defaults import (
+    Choice,
+    Facts,
+    choose_defaults,
+    collect_facts,
+    evaluation_preprocessing,
+    make_model_config,
+)
 from vitreous.training.distributed import World
-from vitreous.training.initial_weights import Start
-from vitreous.training.plan import plan
+from vitreous.training.initial_weights import InitialWeights
+from vitreous.training.plan import make_plan
 
 
 def known(images: int, side: int, channels: int = 3, shape: Any = "square", **changes: Any) -> Facts:
     shape = (side, side) if shape == "square" else shape
     return Facts(
-        **{"classes": 10, "several": False} | changes, images=images, channels=channels, side=side, shape=shape
+        **{"classes": 10, "multi_label": False} | changes, images=images, channels=channels, side=side, shape=shape
     )
 
 
@@ -51,7 +58,7 @@ SETS = {
     "grey strips": known(700, 12, 1, shape=(12, 40)),
     "long strips": known(700, 40, shape=(40, 400)),
     "two images": known(2, 100, classes=2),
-    "several labels": known(9_000, 224, shape=None, several=True),
+    "several labels": known(9_000, 224, shape=None, multi_label=True),
     **{f"{side} px": known(100, side) for side in range(1, 8)},
     **{f"{side} px of all sizes": known(100, side, shape=None) for side in (1, 2, 3, 5, 13, 41, 81, 181)},
     "a line": known(100, 1, shape=(1, 30)),
@@ -73,7 +80,7 @@ def size_of(config: TrainConfig) -> tuple[int, int]:
 
 def built(config: TrainConfig, found: Facts) -> Any:
     """The model, without its memory; and what it says to a batch."""
-    settings = model_config(config, found)
+    settings = make_model_config(config, found)
     with torch.device("meta"):
         model = build(settings)
         answer = model(torch.empty(2, found.channels, *size_of(config)))
@@ -83,7 +90,7 @@ def built(config: TrainConfig, found: Facts) -> Any:
 
 @each_set
 def test_nothing_is_left_open(found: Facts) -> None:
-    config, choices = choose(TrainConfig(), found)
+    config, choices = choose_defaults(TrainConfig(), found)
     missing = [name for name in NEEDED if config.flat()[name] is None]
     assert not missing
     assert len({choice.field for choice in choices}) == len(choices)
@@ -97,7 +104,7 @@ def test_nothing_is_left_open(found: Facts) -> None:
 
 @each_set
 def test_the_model_can_be_built(found: Facts) -> None:
-    config, _ = choose(TrainConfig(), found)
+    config, _ = choose_defaults(TrainConfig(), found)
     model = built(config, found)
     settings: ViTConfig = model.config
     patch = config.architecture.patch_size
@@ -111,7 +118,7 @@ def test_the_model_can_be_built(found: Facts) -> None:
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "cifar", "strips", "grey strips", "5 px"])
 def test_small_images_are_seen_whole(name: str) -> None:
-    config, _ = choose(TrainConfig(), SETS[name])
+    config, _ = choose_defaults(TrainConfig(), SETS[name])
     for side, own in zip(size_of(config), SETS[name].shape, strict=True):
         assert own <= side < own + config.architecture.patch_size
 
@@ -119,8 +126,8 @@ def test_small_images_are_seen_whole(name: str) -> None:
 @each_set
 def test_what_the_trained_model_is_shown_is_what_it_was_trained_on(found: Facts) -> None:
     """The whole image where training squashes it; or else its middle, without black edges."""
-    config, _ = choose(TrainConfig(), found)
-    shown = preprocessing(config, found)
+    config, _ = choose_defaults(TrainConfig(), found)
+    shown = evaluation_preprocessing(config, found)
     assert shown.size == size_of(config)
     assert len(shown.mean) == len(shown.std) == found.channels
     square = shown.size[0] == shown.size[1]  # the short side of a rectangle does not tell what it would cut off
@@ -135,8 +142,8 @@ def test_what_the_trained_model_is_shown_is_what_it_was_trained_on(found: Facts)
 @pytest.mark.parametrize("shape", [(20, 20), (20, 60), (60, 20), (300, 200)])
 def test_a_rectangle_has_no_black_edges(crop: float, size: Any, shape: tuple[int, int]) -> None:
     found = known(500, min(shape), shape=shape)
-    config, _ = choose(TrainConfig().with_(model="Ti/8", image_size=size, crop=crop), found)
-    shown = preprocessing(config, found)
+    config, _ = choose_defaults(TrainConfig().with_(model="Ti/8", image_size=size, crop=crop), found)
+    shown = evaluation_preprocessing(config, found)
     assert (shown.pixels(Image.new("RGB", shape[::-1], "white")) == 255).all()
 
 
@@ -187,7 +194,7 @@ WISHES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("wish", WISHES, ids=lambda wish: "-".join(f"{k}={v}" for k, v in wish.items()))
 def test_what_was_given_is_kept_and_the_rest_follows(wish: dict[str, Any], name: str) -> None:
     found = SETS[name]
-    config, choices = choose(TrainConfig().with_(**wish), found)
+    config, choices = choose_defaults(TrainConfig().with_(**wish), found)
     assert {field: config.flat()[field] for field in wish} == wish
     assert not {choice.field for choice in choices} & set(wish)
     assert not [field for field in NEEDED if config.flat()[field] is None]
@@ -195,23 +202,23 @@ def test_what_was_given_is_kept_and_the_rest_follows(wish: dict[str, Any], name:
     for field in ("width", "depth", "heads", "pool", "patch_size", "position", "registers", "mlp_dim"):
         if field in wish:
             assert getattr(model.config, field) in (wish[field], (wish[field],) * 2)
-    shown = preprocessing(config, found)
+    shown = evaluation_preprocessing(config, found)
     assert shown.size == size_of(config)
     square = shown.size[0] == shown.size[1]  # the short side of a rectangle does not tell what it would cut off
     assert (shown.resize is None) == (config.augmentation.crop == 1 or not square)
 
 
 def chosen(wish: dict[str, Any], name: str) -> dict[str, Any]:
-    return choose(TrainConfig().with_(**wish), SETS[name])[0].flat()
+    return choose_defaults(TrainConfig().with_(**wish), SETS[name])[0].flat()
 
 
 def test_a_named_model_is_itself() -> None:
     """Small data makes an unnamed model small, and leaves a named one as it is."""
-    settings = model_config(choose(TrainConfig().with_(model="S/16"), SETS["digits"])[0], SETS["digits"])
+    settings = make_model_config(choose_defaults(TrainConfig().with_(model="S/16"), SETS["digits"])[0], SETS["digits"])
     assert (settings.width, settings.depth, settings.heads, settings.patch_size) == (384, 12, 6, (16, 16))
     assert settings.grid[0] * settings.grid[1] >= 4
     assert chosen({"model": "S/16"}, "cifar")["image_size"] == 64
-    resnet, _ = choose(TrainConfig().with_(model="BiT-R50x1"), SETS["cifar"])
+    resnet, _ = choose_defaults(TrainConfig().with_(model="BiT-R50x1"), SETS["cifar"])
     assert isinstance(built(resnet, SETS["cifar"]), BiT)
 
 
@@ -229,14 +236,14 @@ def test_letters_are_not_mirrored_and_photographs_are() -> None:
 def test_a_wish_that_a_resnet_has_no_place_for() -> None:
     """Refused, not forgotten."""
     for wish in ({"pool": "map"}, {"registers": 2}, {"dropout": 0.3}, {"depth": 3}, {"stochastic_depth": 0.1}):
-        config, _ = choose(TrainConfig().with_(model="BiT-R50x1", **wish), SETS["cifar"])
+        config, _ = choose_defaults(TrainConfig().with_(model="BiT-R50x1", **wish), SETS["cifar"])
         with pytest.raises(VitreousError, match=next(iter(wish))):
-            model_config(config, SETS["cifar"])
+            make_model_config(config, SETS["cifar"])
 
 
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(VitreousError, match="Q/16"):
-        choose(TrainConfig().with_(model="Q/16"), SETS["cifar"])
+        choose_defaults(TrainConfig().with_(model="Q/16"), SETS["cifar"])
 
 
 # ---------------------------------------------------------------- the reasons
@@ -256,7 +263,7 @@ GIVEN: list[dict[str, Any]] = [
     {"rules": "paper", "duration": "30000 steps"},
     {"lr_candidates": (0.1, 0.2)},
 ]
-MINI = Start("vitreous-mini", ViTConfig(image_size=96, patch_size=16), default_preprocessing(96, 3), "")
+MINI = InitialWeights("vitreous-mini", ViTConfig(image_size=96, patch_size=16), default_preprocessing(96, 3), "")
 EVERY = [
     (Facts(images, 10, channels, side, None, several, start), wish)
     for images in (2, 700, 4_999, 5_000, 30_000, 300_000, 3_000_000)
@@ -286,8 +293,8 @@ def untrue(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[str]:
         "grey": found.channels == 1,
         "letters": found.channels == 1 and found.side <= 64,
         "very small": found.side <= 12,
-        "one label": not found.several,
-        "(may have|with|for) several labels": found.several,
+        "one label": not found.multi_label,
+        "(may have|with|for) several labels": found.multi_label,
         "sigmoid loss": flat["loss"] == "sigmoid",
         "softmax": flat["loss"] == "softmax",
         "(default|training) .*from scratch": found.start is None,
@@ -310,7 +317,7 @@ def untrue(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[str]:
 
 def wrong_sums(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[str]:
     """Numbers in a reason, beside those of the model and the run."""
-    model = model_config(config, found)
+    model = make_model_config(config, found)
     sums = {}
     if isinstance(model, ViTConfig):
         sums = {
@@ -331,7 +338,7 @@ def wrong_sums(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[st
 def test_reasons_are_true_of_the_values_beside_them() -> None:
     wrong = set()
     for found, wish in GRID:
-        config, choices = choose(TrainConfig().with_(**wish), found)
+        config, choices = choose_defaults(TrainConfig().with_(**wish), found)
         for choice in choices:
             wrong |= {
                 f"{choice.field} {choice.value}: {choice.why} ({claim})" for claim in untrue(choice, config, found)
@@ -340,8 +347,8 @@ def test_reasons_are_true_of_the_values_beside_them() -> None:
 
 
 def test_what_the_help_calls_chosen_is_chosen() -> None:
-    chosen = {choice.field for found, wish in GRID for choice in choose(TrainConfig().with_(**wish), found)[1]}
-    assert chosen - {"lr_candidates"} == set(CHOSEN)  # those are chosen by the paper's rules alone
+    chosen = {choice.field for found, wish in GRID for choice in choose_defaults(TrainConfig().with_(**wish), found)[1]}
+    assert chosen - {"lr_candidates"} == CHOSEN_FROM_DATA  # those are chosen by the paper's rules alone
 
 
 # ---------------------------------------------------------------- the facts
@@ -363,7 +370,7 @@ class Pictures(Source):
 
 
 def facts_of(source: Source, channels: int = 3) -> Facts:
-    return facts(DataSet("set", ("a", "b"), channels, source))
+    return collect_facts(DataSet("set", ("a", "b"), channels, source))
 
 
 def test_facts_of_alike_images() -> None:
@@ -392,7 +399,7 @@ def test_no_image_can_be_read() -> None:
 def test_a_plan_of_one_image_for_each_class() -> None:
     """The smallest data set there is."""
     source = ArraySource(np.zeros((2, 9, 9, 1), np.uint8), torch.tensor([0, 1]), "two")
-    made = plan(DataSet("two", ("a", "b"), 1, source), TrainConfig().with_(device="cpu"), World())
+    made = make_plan(DataSet("two", ("a", "b"), 1, source), TrainConfig().with_(device="cpu"), World())
     assert made.batch_size == 2
     assert made.steps == 100
     assert made.size in (made.model.image_size, (made.model.image_size,) * 2)

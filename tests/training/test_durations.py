@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import vitreous
 from vitreous.errors import VitreousError
 from vitreous.training.config import Schedule, TrainConfig
-from vitreous.training.durations import steps, whole_run
+from vitreous.training.durations import duration_steps, run_length
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ from vitreous.training.durations import steps, whole_run
 def test_in_steps(duration: Any, expected: int | None) -> None:
     if expected is None:
         with pytest.raises(VitreousError, match="longer than any run"):
-            steps(duration, batch_size=50, images=1000, total_steps=2000)
+            duration_steps(duration, batch_size=50, images=1000, total_steps=2000)
     else:
-        assert steps(duration, batch_size=50, images=1000, total_steps=2000) == expected
+        assert duration_steps(duration, batch_size=50, images=1000, total_steps=2000) == expected
 
 
 def test_an_epoch_need_not_be_whole_batches() -> None:
-    assert steps("3 epochs", batch_size=64, images=100) == 5  # 300 / 64 = 4.69
-    assert steps("1 epoch", batch_size=512, images=10) == 1
-    assert steps("100 epochs", batch_size=512, images=10) == 2
+    assert duration_steps("3 epochs", batch_size=64, images=100) == 5  # 300 / 64 = 4.69
+    assert duration_steps("1 epoch", batch_size=512, images=10) == 1
+    assert duration_steps("100 epochs", batch_size=512, images=10) == 2
 
 
 def test_what_a_bare_number_means() -> None:
-    assert steps("7", batch_size=4, images=40, bare="steps") == 7
-    assert steps(50, batch_size=4, images=40, bare="percent", total_steps=9) == 4
-    assert steps("7 epochs", batch_size=4, images=40, bare="steps") == 70
+    assert duration_steps("7", batch_size=4, images=40, bare="steps") == 7
+    assert duration_steps(50, batch_size=4, images=40, bare="percent", total_steps=9) == 4
+    assert duration_steps("7 epochs", batch_size=4, images=40, bare="steps") == 70
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 10**4))
 def test_nearest_for_whole_epochs(epochs: int, images: int, batch_size: int) -> None:
-    found = steps(f"{epochs} epochs", batch_size=batch_size, images=images)
+    found = duration_steps(f"{epochs} epochs", batch_size=batch_size, images=images)
     assert found >= 1
     assert found == 1 or abs(found * batch_size - epochs * images) <= batch_size / 2
 
@@ -111,34 +111,34 @@ def test_nearest_for_whole_epochs(epochs: int, images: int, batch_size: int) -> 
 )
 def test_what_is_wrong_is_said(duration: Any, message: str) -> None:
     with pytest.raises(VitreousError) as error:
-        steps(duration, batch_size=50, images=1000, total_steps=2000)
+        duration_steps(duration, batch_size=50, images=1000, total_steps=2000)
     assert message in str(error.value)
 
 
 def test_a_share_of_an_unknown_whole() -> None:
     with pytest.raises(VitreousError, match="cooldown = '5%': a percentage is of the whole run"):
-        steps("5%", batch_size=50, images=1000, name="cooldown")
+        duration_steps("5%", batch_size=50, images=1000, name="cooldown")
     with pytest.raises(VitreousError, match="duration = '5%'"):
-        whole_run("5%", batch_size=50, images=1000)
+        run_length("5%", batch_size=50, images=1000)
 
 
 @pytest.mark.parametrize("duration", ["0 epochs", "0", 0, "0 steps", 0.0])
 def test_the_whole_run_is_not_nothing(duration: Any) -> None:
     with pytest.raises(VitreousError, match=r"duration = .*longer than nothing"):
-        whole_run(duration, batch_size=50, images=1000)
+        run_length(duration, batch_size=50, images=1000)
 
 
 def test_the_whole_run() -> None:
-    assert whole_run("3", batch_size=50, images=1000) == 60
-    assert whole_run("1 example", batch_size=50, images=1000) == 1
+    assert run_length("3", batch_size=50, images=1000) == 60
+    assert run_length("1 example", batch_size=50, images=1000) == 1
 
 
 def test_without_images_or_batches() -> None:
     with pytest.raises(VitreousError, match="no training images"):
-        steps("1 epoch", batch_size=4, images=0)
-    assert steps("10 steps", batch_size=4, images=0) == 10
+        duration_steps("1 epoch", batch_size=4, images=0)
+    assert duration_steps("10 steps", batch_size=4, images=0) == 10
     with pytest.raises(VitreousError, match="batch_size = 0"):
-        steps("1 epoch", batch_size=0, images=10)
+        duration_steps("1 epoch", batch_size=0, images=10)
 
 
 def test_durations_and_schedules_do_without_torch() -> None:

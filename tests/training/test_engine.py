@@ -22,10 +22,10 @@ from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError
 from vitreous.training.config import Finetuning
 from vitreous.training.distributed import World
-from vitreous.training.engine import Engine, Stepped, unknown_code
-from vitreous.training.loaders import Feed, feed
-from vitreous.training.lora import adapt_
-from vitreous.training.plan import plan
+from vitreous.training.engine import Engine, StepResult, find_unknown_code
+from vitreous.training.loaders import RunLoaders, build_loaders
+from vitreous.training.lora import add_adapters_
+from vitreous.training.plan import make_plan
 from vitreous.training.train import _engine
 from vitreous.utils.progress import ProgressReporter
 
@@ -37,7 +37,7 @@ EVERYTHING: dict[str, Any] = {
 SGD: dict[str, Any] = {"optimiser": "sgd", "lr": 0.1, "clip": None, "ema": 0.0}
 
 
-def begun(world: World | None = None, several: bool = False, **changes: Any) -> tuple[Engine, Feed]:
+def begun(world: World | None = None, several: bool = False, **changes: Any) -> tuple[Engine, RunLoaders]:
     """A run of random images and weights, before its first step."""
     world = world or World()
     images = np.random.default_rng(0).integers(0, 256, (200, 18, 18, 3), dtype=np.uint8)
@@ -45,8 +45,8 @@ def begun(world: World | None = None, several: bool = False, **changes: Any) -> 
     source = ArraySource(images, labels[:, None] >= torch.arange(5) if several else labels, "noise")
     data = DataSet("noise", ("a", "b", "c", "d", "e"), 3, source)
     wishes = config(Path(), **{**EVERYTHING, **SGD, "batch_size": 128, "evaluate_every": None, "depth": 3, **changes})
-    made = plan(data, wishes, world)
-    fed = feed(data, made, world, ProgressReporter(quiet=True))
+    made = make_plan(data, wishes, world)
+    fed = build_loaders(data, made, world, ProgressReporter(quiet=True))
     engine = _engine(data, made, fed)
     draw(engine.model).train()  # the head starts at zero, and would hide the rest
     return engine, fed
@@ -57,11 +57,11 @@ class Watching(World):
 
     seen: list[Tensor]
 
-    def add_up(self, tensors: list[Tensor]) -> None:
+    def all_reduce(self, tensors: list[Tensor]) -> None:
         object.__setattr__(self, "seen", [tensor.clone() for tensor in tensors])
 
 
-def gradients(engine: Engine, fed: Feed) -> tuple[list[Tensor], Stepped]:
+def gradients(engine: Engine, fed: RunLoaders) -> tuple[list[Tensor], StepResult]:
     world = Watching()
     batch = next(fed.train.batches(0, 1))
     stepped = engine.step(batch, 0, fed.train.batch_size, world)
@@ -77,7 +77,7 @@ def close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[list[Tensor], Stepped]:
+def whole() -> tuple[list[Tensor], StepResult]:
     """128 images in one pass."""
     return gradients(*begun())
 
@@ -266,7 +266,7 @@ def test_the_plain_model_is_not_compiled_in_backward_either(monkeypatch: pytest.
     torch._dynamo.reset()  # after many other models torch would not compile another
     monkeypatch.setattr(nn.Module, "compile", compile_)
     engine, fed = begun()
-    engine.bare = engine.model.checkpoint_activations = True
+    engine.only_normalises = engine.model.checkpoint_activations = True
     engine.compile()
     assert close(gradients(engine, fed)[0], whole[0])
     assert len(engine.notes) == 1
@@ -316,7 +316,7 @@ def test_a_model_with_hooks_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     expected = gradients(engine, fed)[0]
     engine, fed = begun()
     engine.model.blocks[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-    engine.bare = True  # so that augmentation is not compiled either
+    engine.only_normalises = True  # so that augmentation is not compiled either
     engine.compile()
     assert engine.path == "plain; not compiled: blocks.0 has hooks"
     assert close(gradients(engine, fed)[0], expected)
@@ -336,7 +336,7 @@ def own_forward(model: Any) -> None:
 def test_a_model_that_is_changed_after_it_was_compiled(change: Any) -> None:
     """Compiled blocks, fused kernels and recorded passes would go on without noticing."""
     engine, fed = begun()
-    engine.bare = True
+    engine.only_normalises = True
     engine.compile()
     assert engine.path.startswith("compiled")
     change(engine.model)
@@ -346,16 +346,16 @@ def test_a_model_that_is_changed_after_it_was_compiled(change: Any) -> None:
 
 def test_what_is_neither_compiled_nor_recorded() -> None:
     model: Any = begun()[0].model
-    assert unknown_code(model) is None
-    adapt_(model, Finetuning(lora=2))
-    assert unknown_code(model) is None
+    assert find_unknown_code(model) is None
+    add_adapters_(model, Finetuning(lora=2))
+    assert find_unknown_code(model) is None
     handle = model.head.weight.register_hook(lambda gradient: gradient)
-    assert unknown_code(model) == "head.weight has hooks"
+    assert find_unknown_code(model) == "head.weight has hooks"
     handle.remove()
     vars(model.blocks[0])["mlp"] = torch.zeros_like  # torch's compiler would take the module of that name
-    assert unknown_code(model) == "blocks.0.mlp is replaced on the instance"
+    assert find_unknown_code(model) == "blocks.0.mlp is replaced on the instance"
     model.blocks[0] = Narrow(model.blocks[0])
-    assert unknown_code(model) == "blocks.0 is of type Narrow"
+    assert find_unknown_code(model) == "blocks.0 is of type Narrow"
 
 
 # ---------------------------------------------------------------- two processes
@@ -369,7 +369,7 @@ def updated(world: World, **changes: Any) -> dict[str, Tensor]:
     losses = torch.zeros(())
     for number, batch in enumerate(fed.train.batches(0, STEPS)):
         stepped = engine.step(batch, number, 64, world)
-        world.add_up([stepped.loss])
+        world.all_reduce([stepped.loss])
         losses = losses + stepped.loss
     means = {f"ema.{name}": tensor for name, tensor in engine.ema.state_dict().items()}
     return {**engine.model.state_dict(), **means, "losses": losses}
@@ -382,7 +382,7 @@ def one_of_two(rank: int, place: str) -> None:
     assert world == World(rank, 2)
     found: dict[str, Any] = {"weights": updated(world), "odd": updated(world, micro_batch=10)}
     rows = 3 + 4 * rank  # 3 and 7
-    found["joined"] = world.join(
+    found["joined"] = world.all_gather(
         [
             torch.arange(rows) + 100 * rank,
             torch.full((rows, 2), float(rank)),
@@ -390,7 +390,7 @@ def one_of_two(rank: int, place: str) -> None:
             torch.empty(0, 2),
         ]
     )
-    found["agreed"] = [world.agree(False), world.agree(rank == 0), world.agree(rank == 1), world.agree(True)]
+    found["agreed"] = [world.any(False), world.any(rank == 0), world.any(rank == 1), world.any(True)]
     torch.save(found, f"{place}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -440,11 +440,11 @@ def test_one_process_agrees_with_itself() -> None:
     tensors = [torch.arange(3.0)]
     world = World.current()
     assert world == World(0, 1)
-    assert world.first
-    assert world.join(tensors) == tensors
-    world.add_up(tensors)
+    assert world.is_main
+    assert world.all_gather(tensors) == tensors
+    world.all_reduce(tensors)
     assert tensors[0].tolist() == [0, 1, 2]
-    assert [world.agree(flag) for flag in (True, False)] == [True, False]
+    assert [world.any(flag) for flag in (True, False)] == [True, False]
 
 
 # ---------------------------------------------------------------- no compiler

@@ -20,9 +20,9 @@ from vitreous import TrainConfig, VitreousError, finetune, load, open_data, reci
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.preprocessing import PRESETS, default_preprocessing
 from vitreous.training import lr_search
-from vitreous.training.defaults import TABLE_4, Facts, choose, preprocessing
-from vitreous.training.initial_weights import Start
-from vitreous.training.recipes import FINETUNING, finetuning
+from vitreous.training.defaults import TABLE_4, Facts, choose_defaults, evaluation_preprocessing
+from vitreous.training.initial_weights import InitialWeights
+from vitreous.training.recipes import FINETUNING_RECIPES, finetuning_recipe
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 SHORT: dict[str, Any] = {"batch_size": 16, "duration": "4 steps", "device": "cpu"}
@@ -50,7 +50,7 @@ def bit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------- the recipes
 
 
-@pytest.mark.parametrize("name", FINETUNING)
+@pytest.mark.parametrize("name", FINETUNING_RECIPES)
 def test_a_model_that_was_fine_tuned_is_a_model(name: str, folder: Path, weights: Path, tmp_path: Path) -> None:
     outcome = finetune(folder, weights, name, image_size=(16, 24), **SHORT, out=str(tmp_path / "run"), quiet=True)
     model, before = load(outcome.run), load(weights, num_classes=3, image_size=(16, 24))
@@ -103,22 +103,22 @@ def test_what_is_guessed_is_told_once(folder: Path, tmp_path: Path, capsys: pyte
 
 
 def test_a_short_name_is_a_recipe() -> None:
-    assert FINETUNING == ("paper", "fast", "linear", "lora")
-    for name in FINETUNING:
-        assert finetuning(name) == recipe(f"finetune_{name}")
+    assert FINETUNING_RECIPES == ("paper", "fast", "linear", "lora")
+    for name in FINETUNING_RECIPES:
+        assert finetuning_recipe(name) == recipe(f"finetune_{name}")
     with pytest.raises(VitreousError, match="no recipe of fine-tuning is called 'liner'; did you mean linear"):
-        finetuning("liner")
+        finetuning_recipe("liner")
     with pytest.raises(VitreousError, match="called 'xyzzy'; there is paper, fast, linear, lora"):
-        finetuning("xyzzy")
+        finetuning_recipe("xyzzy")
 
 
 # ---------------------------------------------------------------- the paper's
 
 
 def settled(images: int, weights: Path, **fields: Any) -> dict[str, Any]:
-    config = finetuning("paper").with_(start=str(weights), **fields)
-    begun = Start(str(weights), load(weights, num_classes=3).config, default_preprocessing(16, 3), "")
-    return choose(config, Facts(images, 3, 3, 64, None, False, begun))[0].flat()
+    config = finetuning_recipe("paper").with_(start=str(weights), **fields)
+    begun = InitialWeights(str(weights), load(weights, num_classes=3).config, default_preprocessing(16, 3), "")
+    return choose_defaults(config, Facts(images, 3, 3, 64, None, False, begun))[0].flat()
 
 
 SMALL, LARGE = (0.001, 0.003, 0.01, 0.03), (0.003, 0.01, 0.03, 0.06)
@@ -153,12 +153,12 @@ def test_what_is_given_is_not_the_tables(weights: Path) -> None:
 
 
 def test_the_whole_image_is_shown_as_the_official_code_does(weights: Path) -> None:
-    begun = Start(str(weights), load(weights, num_classes=3).config, default_preprocessing(16, 3), "")
+    begun = InitialWeights(str(weights), load(weights, num_classes=3).config, default_preprocessing(16, 3), "")
     known = Facts(5_000, 3, 3, 300, None, False, begun)
-    config, _ = choose(finetuning("paper").with_(image_size=224), known)
-    assert preprocessing(config, known).resize is None
-    config, _ = choose(finetuning("fast").with_(image_size=224), known)
-    assert preprocessing(config, known).resize == 256
+    config, _ = choose_defaults(finetuning_recipe("paper").with_(image_size=224), known)
+    assert evaluation_preprocessing(config, known).resize is None
+    config, _ = choose_defaults(finetuning_recipe("fast").with_(image_size=224), known)
+    assert evaluation_preprocessing(config, known).resize == 256
 
 
 # ---------------------------------------------------------------- the choice of the learning rate
@@ -187,7 +187,7 @@ def test_the_best_rate_trains_on_everything(folder: Path, weights: Path, tmp_pat
 
 def test_the_development_split_is_of_training_images_alone(folder: Path) -> None:
     data = open_data(folder)
-    part = lr_search.development(data, TrainConfig().with_(dev_fraction=0.25))
+    part = lr_search.development_split(data, TrainConfig().with_(dev_fraction=0.25))
     names = {name: {source.name(i) for i in range(len(source))} for name, source in part.splits.items()}
     assert names.keys() == {"train", "val"}
     assert names["train"] | names["val"] == {data.train.name(i) for i in range(len(data.train))}
@@ -207,12 +207,14 @@ def test_tried_for_less_long(folder: Path, weights: Path, tmp_path: Path) -> Non
 
 def test_of_equal_ones_the_smaller_loss_is_the_better() -> None:
     tried = [
-        lr_search.Tried(lr, 1, 9, "top1", value, loss)
+        lr_search.CandidateResult(lr, 1, 9, "top1", value, loss)
         for lr, value, loss in ((1, 0.5, 2.0), (2, 0.5, 1.0), (3, 0.4, 0))
     ]
-    assert lr_search._best(tried).value == 2
-    by_loss = [lr_search.Tried(lr, 1, 9, "loss", loss, loss) for lr, loss in ((1, 2.0), (2, 1.0), (3, float("nan")))]
-    assert lr_search._best(by_loss).value == 2
+    assert lr_search._choose_best(tried).value == 2
+    by_loss = [
+        lr_search.CandidateResult(lr, 1, 9, "loss", loss, loss) for lr, loss in ((1, 2.0), (2, 1.0), (3, float("nan")))
+    ]
+    assert lr_search._choose_best(by_loss).value == 2
 
 
 def test_a_rate_that_is_too_high_is_passed_over(folder: Path, weights: Path, tmp_path: Path) -> None:

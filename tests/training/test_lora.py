@@ -15,12 +15,12 @@ from vitreous.data.open_data import open_data
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.training.config import Finetuning, Optimiser
 from vitreous.training.distributed import World
-from vitreous.training.initial_weights import begin
-from vitreous.training.lora import ADAPTED, adapt_, merged
+from vitreous.training.initial_weights import load_initial_weights
+from vitreous.training.lora import ADAPTED, add_adapters_, merged
 from vitreous.training.optim import optimisers
 from vitreous.training.optim.ema import Ema
-from vitreous.training.optim.parameters import trained
-from vitreous.training.plan import plan
+from vitreous.training.optim.parameters import trainable_part
+from vitreous.training.plan import make_plan
 
 SHORT: dict[str, Any] = {"batch_size": 16, "duration": "6 steps", "evaluate_every": "3 steps", "device": "cpu"}
 
@@ -29,7 +29,7 @@ def adapted(rank: int = 3, alpha: float | None = None, **changes: Any) -> Any:
     """A small ViT with adapters that do something."""
     model = tiny_vit(**changes)
     torch.manual_seed(0)
-    adapt_(model, Finetuning(lora=rank, lora_alpha=alpha))
+    add_adapters_(model, Finetuning(lora=rank, lora_alpha=alpha))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -65,7 +65,7 @@ def test_merged_is_unmerged(changes: dict[str, Any]) -> None:
 def test_at_first_they_add_nothing() -> None:
     model, x = tiny_vit(), images(2, 3, 32, 32)
     before = model(x)
-    adapt_(model, Finetuning(lora=4))
+    add_adapters_(model, Finetuning(lora=4))
     assert torch.equal(model(x), before)
 
 
@@ -173,21 +173,23 @@ def test_memory_and_what_is_trained(folder: Path, weights: Path) -> None:
 
     def planned(**fields: Any) -> Any:
         config = TrainConfig().with_(start=str(weights), **SHORT, **fields)
-        return plan(data, config, World(), begin(config, 3)[0])
+        return make_plan(data, config, World(), load_initial_weights(config, 3)[0])
 
     full, lora, linear = planned(), planned(lora=4), planned(freeze=("!head.*",))
     width, hidden = 32, 128
     adapters = 2 * 4 * ((width + 3 * width) + (width + width) + 2 * (width + hidden))
-    assert lora.trained.numbers == adapters + 33 * 3
-    assert linear.trained.numbers == 33 * 3
+    assert lora.trainable.parameters == adapters + 33 * 3
+    assert linear.trainable.parameters == 33 * 3
     assert linear.memory < lora.memory < full.memory
 
 
 def test_the_head_is_trained_and_more_can_be_frozen() -> None:
     model = tiny_vit()
-    adapt_(model, Finetuning(lora=2))
-    whole = trained(model).numbers
-    built = optimisers.build(model, Optimiser(optimiser="adamw", lr=1e-3, weight_decay=0.1, freeze=("blocks.0.*",)))
+    add_adapters_(model, Finetuning(lora=2))
+    whole = trainable_part(model).parameters
+    built = optimisers.build_optimisers(
+        model, Optimiser(optimiser="adamw", lr=1e-3, weight_decay=0.1, freeze=("blocks.0.*",))
+    )
     names = {name for name, p in model.named_parameters() if p.requires_grad}
     assert {name.split(".")[0] for name in names} == {"blocks", "head"}
     assert not any(name.startswith("blocks.0.") for name in names)

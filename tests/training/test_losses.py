@@ -11,14 +11,14 @@ from torch import Tensor
 from helpers import images, tiny_vit
 from vitreous.errors import VitreousError
 from vitreous.training.config import Objective
-from vitreous.training.optim.losses import Loss, build
+from vitreous.training.optim.losses import Loss, build_loss
 
 LABELS = torch.tensor([0, 0, 0, 0, 1, 1, 3, 3, 3, 3])  # of 5 classes; 2 and 4 never occur
 SEVERAL = torch.tensor([[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
 
 
 def loss(labels: Tensor = LABELS, classes: int = 5, **options: Any) -> Loss:
-    return build(Objective(**{"label_smoothing": 0.0, **options}), labels, classes, "cpu")
+    return build_loss(Objective(**{"label_smoothing": 0.0, **options}), labels, classes, "cpu")
 
 
 def by_hand(logits: Tensor, targets: Tensor, positive: Tensor | None = None) -> list[float]:
@@ -165,7 +165,7 @@ def test_logits_of_another_model() -> None:
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_gpu(kind: Any) -> None:
-    ours = build(Objective(loss=kind, label_smoothing=0.1, class_weights="balanced"), LABELS, 5, "cuda")
+    ours = build_loss(Objective(loss=kind, label_smoothing=0.1, class_weights="balanced"), LABELS, 5, "cuda")
     logits = torch.randn(10, 5, device="cuda", requires_grad=True)
     targets = LABELS.cuda()
     torch.cuda.set_sync_debug_mode("error")

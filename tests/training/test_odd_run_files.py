@@ -9,15 +9,15 @@ from limits import limited
 from vitreous import VitreousError
 from vitreous.evaluation.cache import _read
 from vitreous.reports.inspect_model import inspection_files
-from vitreous.training.run_directory import RunFolder
-from vitreous.training.state import newest
+from vitreous.training.run_directory import RunDirectory
+from vitreous.training.state import newest_state
 
 
 def use(run: Path) -> str:
     """What a run says of its directory when it begins to write there."""
     try:
-        with RunFolder(run).locked():
-            RunFolder(run).record({"step": 1})
+        with RunDirectory(run).locked():
+            RunDirectory(run).record({"step": 1})
     except VitreousError as error:
         return str(error)
     return ""
@@ -43,7 +43,7 @@ def test_a_run_writes_to_its_own_files(tmp_path: Path, name: str) -> None:
 
 def reason(run: Path) -> str:
     try:
-        newest(run / "state")
+        newest_state(run / "state")
     except VitreousError as error:
         return str(error)
     return ""
@@ -51,7 +51,7 @@ def reason(run: Path) -> str:
 
 def logged(run: Path) -> str:
     try:
-        return str(RunFolder(run).records())
+        return str(RunDirectory(run).records())
     except VitreousError as error:
         return str(error)
 

@@ -15,9 +15,9 @@ from vitreous.errors import VitreousError
 from vitreous.models import BiT, BiTConfig, VisionTransformer
 from vitreous.models.zoo import create
 from vitreous.training.config import Objective, Optimiser
-from vitreous.training.optim.losses import build as build_loss
-from vitreous.training.optim.muon import newton_schulz, orthogonalised
-from vitreous.training.optim.optimisers import Lamb, Muon, Optimisers, build, clip_, layer_of
+from vitreous.training.optim.losses import build_loss
+from vitreous.training.optim.muon import newton_schulz, orthogonalise
+from vitreous.training.optim.optimisers import Lamb, Muon, Optimisers, build_optimisers, clip_gradients_, layer_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -79,7 +79,7 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_is_in_one_group(variant: str, kind: str) -> None:
     model = tiny_vit(**VARIANTS[variant])
-    found = groups_of(model, build(model, options(kind, layer_decay=0.8)))
+    found = groups_of(model, build_optimisers(model, options(kind, layer_decay=0.8)))
     for name, group in found.items():
         undecayed = any(part in name for part in ("norm", "bias", "pos_embed", "token", "latent", "gamma"))
         decay = group.get("decay", group["weight_decay"])
@@ -94,7 +94,7 @@ def test_every_parameter_is_in_one_group(variant: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "lamb"])
 def test_every_parameter_of_a_bit(kind: str, activation: Any) -> None:
     model = tiny_bit(activation)
-    found = groups_of(model, build(model, options(kind, layer_decay=0.8)))
+    found = groups_of(model, build_optimisers(model, options(kind, layer_decay=0.8)))
     for name, group in found.items():
         convolution = "conv" in name or name == "head.weight"
         assert group.get("decay", group["weight_decay"]) == (0.1 if convolution else 0), name
@@ -139,7 +139,7 @@ def test_layers_of_a_hybrid_and_of_a_bit() -> None:
 def test_learning_rates_by_layer_and_pattern() -> None:
     model = tiny_vit()
     rules = ("head.*=10", "*.bias=0.5", "blocks.[0]*=0")
-    built = build(model, options(layer_decay=0.5, lr_multipliers=rules))
+    built = build_optimisers(model, options(layer_decay=0.5, lr_multipliers=rules))
     built.set_factor(0.1)
     assert built.learning_rate == pytest.approx(1e-3)
     found = groups_of(model, built)
@@ -162,14 +162,14 @@ def test_learning_rates_by_layer_and_pattern() -> None:
 
 def test_a_pattern_may_hold_an_equals_sign_and_spaces_around() -> None:
     with pytest.raises(VitreousError, match="'a=b' matches no parameter"):
-        build(tiny_vit(), options(lr_multipliers=("a=b=2",)))
-    found = build(tiny_vit(), options(lr_multipliers=(" head.* = 2e0 ",)))
+        build_optimisers(tiny_vit(), options(lr_multipliers=("a=b=2",)))
+    found = build_optimisers(tiny_vit(), options(lr_multipliers=(" head.* = 2e0 ",)))
     assert max(g["lr"] for g in found.optimisers[0].param_groups) == 2e-2
 
 
 def test_muon_has_its_own_learning_rate() -> None:
     model = tiny_vit()
-    built = build(model, options("muon", muon_lr=0.05, layer_decay=0.5, lr_multipliers=("*.qkv.weight=2",)))
+    built = build_optimisers(model, options("muon", muon_lr=0.05, layer_decay=0.5, lr_multipliers=("*.qkv.weight=2",)))
     found = groups_of(model, built)
     assert found["blocks.0.attn.qkv.weight"]["lr"] == pytest.approx(0.05 * 0.25 * 2)
     assert found["blocks.1.mlp.fc2.weight"]["lr"] == pytest.approx(0.05 * 0.5)
@@ -185,7 +185,7 @@ def test_muon_has_its_own_learning_rate() -> None:
 def test_what_is_frozen_keeps_its_bits(kind: str) -> None:
     model = tiny_vit()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    built = build(model, options(kind, freeze=("patch_embed.*", "blocks.0.*", "pos_embed")))
+    built = build_optimisers(model, options(kind, freeze=("patch_embed.*", "blocks.0.*", "pos_embed")))
     train(model, built, 3)
     for name, p in model.named_parameters():
         frozen = name.startswith(("patch_embed", "blocks.0.", "pos_embed"))
@@ -197,7 +197,7 @@ def test_what_is_frozen_keeps_its_bits(kind: str) -> None:
 def test_nothing_left_for_adamw() -> None:
     model = tiny_vit()
     patterns = [n for n, _ in model.named_parameters() if not n.endswith((".qkv.weight", ".fc1.weight"))]
-    built = build(model, options("muon", freeze=tuple(patterns)))
+    built = build_optimisers(model, options("muon", freeze=tuple(patterns)))
     assert [type(o).__name__ for o in built.optimisers] == ["Muon"]
     train(model, built, 2)
 
@@ -239,20 +239,20 @@ def test_nothing_left_for_adamw() -> None:
 def test_what_is_wrong_is_said(changes: dict[str, Any], message: str) -> None:
     model = tiny_vit()
     with pytest.raises(VitreousError) as error:
-        build(model, options(**changes))
+        build_optimisers(model, options(**changes))
     assert message in str(error.value)
 
 
 def test_a_mistyped_pattern_freezes_nothing() -> None:
     model = tiny_vit()
     with pytest.raises(VitreousError):
-        build(model, options(freeze=("patch_embed.*", "typo")))
+        build_optimisers(model, options(freeze=("patch_embed.*", "typo")))
     assert all(p.requires_grad for p in model.parameters())
 
 
 def test_muon_has_nothing_to_do_in_a_bit() -> None:
     with pytest.raises(VitreousError, match="matrices of a ViT's blocks, and a BiT has none; use adamw or sgd"):
-        build(tiny_bit(), options("muon"))
+        build_optimisers(tiny_bit(), options("muon"))
 
 
 # ---------------------------------------------------------------- steps
@@ -264,7 +264,7 @@ def test_adamw_is_torchs(device: str) -> None:
     for model in (ours, plain):  # one group: matrices alone
         for p in model.parameters():
             p.requires_grad_(p.ndim == 2)
-    built = build(ours, options(betas=(0.8, 0.95)))
+    built = build_optimisers(ours, options(betas=(0.8, 0.95)))
     trained = [p for p in plain.parameters() if p.requires_grad]
     reference = torch.optim.AdamW(trained, 1e-2, betas=(0.8, 0.95), weight_decay=0.1, fused=device == "cuda")
     assert len(built.optimisers[0].param_groups) == 1
@@ -281,7 +281,7 @@ def test_adamw_is_torchs(device: str) -> None:
 
 def test_sgd_with_decoupled_decay() -> None:
     model = tiny_vit()
-    built = build(model, options("sgd", lr=0.1, momentum=0.5))
+    built = build_optimisers(model, options("sgd", lr=0.1, momentum=0.5))
     weight, bias = model.head.weight, model.head.bias
     assert isinstance(bias, Tensor)
     w, b = weight.detach().clone().double(), bias.detach().clone().double()
@@ -328,9 +328,9 @@ def test_matrices_of_many_shapes_come_back_in_their_order(monkeypatch: pytest.Mo
     alone = [newton_schulz(m[None])[0] for m in matrices]
     for limit in (2**27, 50, 1):
         monkeypatch.setattr("vitreous.training.optim.muon.TOGETHER", limit)
-        for ours, expected in zip(orthogonalised(matrices), alone, strict=True):
+        for ours, expected in zip(orthogonalise(matrices), alone, strict=True):
             torch.testing.assert_close(ours, expected)
-    assert orthogonalised([]) == []
+    assert orthogonalise([]) == []
 
 
 def muon_step(weight: Tensor, gradient: Tensor, **settings: Any) -> Tensor:
@@ -352,13 +352,13 @@ def test_parts_are_orthogonalised_alone(parts: int) -> None:
 
 def test_what_the_model_has_several_of() -> None:
     model = tiny_vit(mlp="swiglu")
-    found = groups_of(model, build(model, options("muon")))
+    found = groups_of(model, build_optimisers(model, options("muon")))
     parts = {
         name: found[f"blocks.0.{name}.weight"]["parts"] for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     }
     assert parts == {"attn.qkv": 3, "attn.proj": 1, "mlp.fc1": 2, "mlp.fc2": 1}
     plain = tiny_vit()
-    assert groups_of(plain, build(plain, options("muon")))["blocks.0.mlp.fc1.weight"]["parts"] == 1
+    assert groups_of(plain, build_optimisers(plain, options("muon")))["blocks.0.mlp.fc1.weight"]["parts"] == 1
 
 
 def test_muon_by_hand() -> None:
@@ -439,7 +439,7 @@ def test_lamb_scales_what_decay_is_for(decay: float) -> None:
     """Also where decay is 0: or the same option would be another optimiser."""
     model = tiny_vit(layer_scale=0.1, registers=1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    built = build(model, options("lamb", lr=1e-2, weight_decay=decay))
+    built = build_optimisers(model, options("lamb", lr=1e-2, weight_decay=decay))
     groups = groups_of(model, built)
     train(model, built, 1)
     for name, p in model.named_parameters():
@@ -500,7 +500,7 @@ def test_muon_beside_torchs() -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_steps_do_not_wait_for_the_gpu(kind: str) -> None:
     model = tiny_vit().cuda()
-    built = build(model, options(kind))
+    built = build_optimisers(model, options(kind))
     x = images(4, 3, 32, 32).cuda()
     model(x)  # what is made once and kept
     torch.cuda.set_sync_debug_mode("error")
@@ -509,7 +509,7 @@ def test_steps_do_not_wait_for_the_gpu(kind: str) -> None:
             built.set_factor(factor)
             built.zero_grad()
             model(x).square().mean().backward()
-            clip_(built.parameters, 1.0)
+            clip_gradients_(built.parameters, 1.0)
             built.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -524,21 +524,21 @@ def test_clipping() -> None:
     parameters = list(model.parameters())
     before = [p.grad.clone() for p in parameters if p.grad is not None]
     norm = math.sqrt(sum(g.double().square().sum().item() for g in before))
-    assert clip_(parameters, None).item() == pytest.approx(norm, rel=1e-5)
-    assert clip_(parameters, 2 * norm).item() == pytest.approx(norm, rel=1e-5)
+    assert clip_gradients_(parameters, None).item() == pytest.approx(norm, rel=1e-5)
+    assert clip_gradients_(parameters, 2 * norm).item() == pytest.approx(norm, rel=1e-5)
     assert same([p.grad for p in parameters if p.grad is not None], before)
-    assert clip_(parameters, norm / 4).item() == pytest.approx(norm, rel=1e-5)
+    assert clip_gradients_(parameters, norm / 4).item() == pytest.approx(norm, rel=1e-5)
     for p, gradient in zip(parameters, before, strict=True):
         torch.testing.assert_close(p.grad, gradient / 4, rtol=1e-5, atol=0)
-    assert clip_([nn.Parameter(torch.zeros(2))], 1.0).item() == 0
+    assert clip_gradients_([nn.Parameter(torch.zeros(2))], 1.0).item() == 0
 
 
 def test_a_norm_that_is_not_finite_is_told() -> None:
     p = nn.Parameter(torch.zeros(2))
     p.grad = torch.tensor([1.0, math.inf])
-    assert clip_([p], None).isinf()
+    assert clip_gradients_([p], None).isinf()
     assert p.grad[0] == 1
-    assert not clip_([p], 1.0).isfinite()
+    assert not clip_gradients_([p], 1.0).isfinite()
 
 
 # ---------------------------------------------------------------- state
@@ -571,7 +571,7 @@ def test_a_resumed_run_goes_on_to_the_bit(
     kind: str, changes: dict[str, Any], round_trip: Callable[..., None], steps: int
 ) -> None:
     model, clone, unstopped = (tiny_vit(mlp="swiglu") for _ in range(3))
-    built, other, free = (build(m, options(kind, **changes)) for m in (model, clone, unstopped))
+    built, other, free = (build_optimisers(m, options(kind, **changes)) for m in (model, clone, unstopped))
     train(model, built, steps)
     train(unstopped, free, steps)
     built.zero_grad()
@@ -597,7 +597,7 @@ def test_a_small_batch_is_learnt_by_heart(kind: str, loss: Any) -> None:
     x, labels = images(8, 3, 32, 32), torch.arange(8) % 7
     objective = build_loss(Objective(loss=loss, label_smoothing=0.0), labels, 7, "cpu")
     lr = {"adamw": 1e-2, "sgd": 1e-1, "muon": 1e-2, "lamb": 2e-2}[kind]
-    built = build(model, options(kind, lr=lr, weight_decay=1e-3))
+    built = build_optimisers(model, options(kind, lr=lr, weight_decay=1e-3))
     value = math.inf
     for step in range(100):
         built.zero_grad()
@@ -606,7 +606,7 @@ def test_a_small_batch_is_learnt_by_heart(kind: str, loss: Any) -> None:
         if value < 0.01:
             break
         mean.backward()
-        clip_(built.parameters, 1.0)
+        clip_gradients_(built.parameters, 1.0)
         built.set_factor(min(1.0, (step + 1) / 10))
         built.step()
     assert value < 0.01

@@ -15,14 +15,14 @@ from vitreous.data.loading import BatchCropper, resize_batch
 from vitreous.models import checks
 from vitreous.models.drop import keyed_drops
 from vitreous.training.distributed import World
-from vitreous.training.engine import compiled_by_parts, eagerly
-from vitreous.training.loaders import feed
-from vitreous.training.plan import Plan, plan
+from vitreous.training.engine import compile_blocks, run_eagerly
+from vitreous.training.loaders import build_loaders
+from vitreous.training.plan import Plan, make_plan
 from vitreous.utils.progress import ProgressReporter
 
 
 def planned(folder: Path, **changes: Any) -> Plan:
-    return plan(open_data(folder), config(Path(), **changes), World())
+    return make_plan(open_data(folder), config(Path(), **changes), World())
 
 
 def test_which_size_when(folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_stages_that_cannot_be(folder: Path, stages: tuple[str, ...], message: s
 def test_the_same_part_of_the_same_image_only_smaller(folder: Path, reading: dict[str, Any]) -> None:
     """Whatever way the pixels go: held for crops, held as they are, or decoded by workers at the full size."""
     made = planned(folder, **reading, workers=0)
-    fed = feed(open_data(folder), made, World(), ProgressReporter(quiet=True))
+    fed = build_loaders(open_data(folder), made, World(), ProgressReporter(quiet=True))
     batch = next(fed.train.batches(0, 1))
     cut: BatchCropper = fed.train.cropper
     full = cut(batch.rows, batch.keys).float()
@@ -112,7 +112,7 @@ def test_all_blocks_are_one_compiled_graph() -> None:
     torch.nn.init.normal_(model.head.weight)
     images, keys = torch.randn(4, 3, 16, 16), random_keys.keys(0, torch.arange(4))
     found = []
-    for run in (eagerly(model), compiled_by_parts(model), model, eagerly(model)):
+    for run in (run_eagerly(model), compile_blocks(model), model, run_eagerly(model)):
         model.zero_grad()
         with keyed_drops(model, keys):
             run(images).square().sum().backward()

@@ -16,9 +16,9 @@ from vitreous import TrainConfig, VitreousError, load, open_data, recipe, train
 from vitreous.models.zoo import build
 from vitreous.training import defaults
 from vitreous.training.distributed import World
-from vitreous.training.initial_weights import begin
-from vitreous.training.plan import plan
-from vitreous.training.recipes import RECIPES, Card, card, read
+from vitreous.training.initial_weights import load_initial_weights
+from vitreous.training.plan import make_plan
+from vitreous.training.recipes import RECIPES, RecipeCard, parse_recipe_card, recipe_card
 
 # These take a gigabyte of disk for a step, or are another recipe for longer.
 PLANNED_ONLY = ("plain_s16_300", "paper_imagenet1k", "paper_imagenet21k")
@@ -42,7 +42,7 @@ And another."""
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_says_what_it_reaches(name: str) -> None:
-    found, text = card(name), getdoc(RECIPES[name]) or ""
+    found, text = recipe_card(name), getdoc(RECIPES[name]) or ""
     assert text.splitlines()[0] == f"{found.result}, in {found.time}, on {found.hardware}."
     assert len(text.splitlines()[0]) <= 120
     program, command, data, *flags = found.command.split()
@@ -57,7 +57,7 @@ def test_a_recipe_says_what_it_reaches(name: str) -> None:
 
 
 def test_the_form() -> None:
-    assert read("this", FORM) == Card(
+    assert parse_recipe_card("this", FORM) == RecipeCard(
         "this",
         "it, of which there is much",
         "97% of it",
@@ -67,7 +67,7 @@ def test_the_form() -> None:
         "10 of it; the last weights",
         "A word, in time, on the side.\n\nAnd another.",
     )
-    assert read("this", FORM.partition("\n\nA word")[0]).notes == ""
+    assert parse_recipe_card("this", FORM.partition("\n\nA word")[0]).notes == ""
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_the_form() -> None:
 )
 def test_another_form_is_refused(change: Callable[[str], str]) -> None:
     with pytest.raises(VitreousError, match="the recipe this does not say"):
-        read("this", change(FORM))
+        parse_recipe_card("this", change(FORM))
 
 
 def test_a_name_that_is_none() -> None:
-    for find in (recipe, card):
+    for find in (recipe, recipe_card):
         with pytest.raises(VitreousError, match="no recipe is called 'digit'; did you mean digits"):
             find("digit")
         with pytest.raises(VitreousError, match="no recipe is called 'xyzzy'; there is digits"):
@@ -126,7 +126,7 @@ def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def data_of(name: str, photos: Path, pixels: Path) -> str:
     """A few images of the kind that the recipe is for."""
-    data = card(name).command.split()[2]
+    data = recipe_card(name).command.split()[2]
     return data if data == "digits" else str(pixels if data.startswith("cifar") else photos)
 
 
@@ -142,8 +142,8 @@ def test_a_recipe_leaves_nothing_to_chance(name: str, photos: Path, pixels: Path
     """The data decides how many classes there are; the weights to begin with, if there are any, the image size."""
     config = few_steps(recipe(name), tmp_path / "run", 20, 4)
     data = open_data(data_of(name, photos, pixels))
-    start = begin(config, len(data.classes))[0] if config.architecture.start else None
-    made = plan(data, config, World(), start=start)
+    start = load_initial_weights(config, len(data.classes))[0] if config.architecture.start else None
+    made = make_plan(data, config, World(), start=start)
     free = {"image_size"} if start else set()
     if config.reading.val_fraction == 0:
         free.add("best_by")  # nothing is held out, so nothing is chosen by it
@@ -171,7 +171,7 @@ def test_a_recipe_runs(name: str, photos: Path, pixels: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("change", [{"head_bias": -10.0}, {"representation_size": 32}])
 def test_a_new_head_on_old_weights_is_plain(change: dict[str, Any]) -> None:
     with pytest.raises(VitreousError, match=f"{next(iter(change))} = .*: the run starts from vitreous-mini"):
-        begin(recipe("small_folder").with_(**change), 3)
+        load_initial_weights(recipe("small_folder").with_(**change), 3)
 
 
 # ---------------------------------------------------------------- the published ones, field by field
@@ -186,7 +186,7 @@ def test_the_paper() -> None:
         found = recipe(name).flat()
         assert {field: found[field] for field in table | own} == table | own
     known = defaults.Facts(1_281_167, 1000, 3, 375, None, False)
-    model = defaults.model_config(recipe("paper_imagenet1k"), known)
+    model = defaults.make_model_config(recipe("paper_imagenet1k"), known)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build(model).parameters())
     assert parameters == 86_567_656 + 768 * 768 + 768  # B/16, and the layer under the head

@@ -57,7 +57,7 @@ def test_killed_at_random_steps(uninterrupted: Path, folder: Path, tmp_path: Pat
     assert [r["step"] for r in records(run) if r["kind"] == "train"] == sorted(
         {r["step"] for r in records(run) if r["kind"] == "train"}
     )
-    assert len(state.states(run / "state")) <= 2
+    assert len(state.list_states(run / "state")) <= 2
     assert not list(run.rglob("*.tmp"))
 
 
@@ -71,7 +71,7 @@ def test_a_signal_saves_and_says_how_to_go_on(uninterrupted: Path, folder: Path,
     assert "vitreous train --resume run" in error
     assert "Traceback" not in error
     reached = step_of(run)
-    assert [path.name for path in state.states(run / "state")] == [f"step-{reached:09d}"]
+    assert [path.name for path in state.list_states(run / "state")] == [f"step-{reached:09d}"]
     outcome = resume(run, quiet=True)
     assert outcome.steps == 40
     for name, tensor in load_file(uninterrupted / "last.safetensors").items():
@@ -81,7 +81,7 @@ def test_a_signal_saves_and_says_how_to_go_on(uninterrupted: Path, folder: Path,
 def test_a_state_that_was_cut_off_is_passed_over(uninterrupted: Path, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     kill_at(start("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=tmp_path), run, 25)
-    newest, older = state.states(run / "state")
+    newest, older = state.list_states(run / "state")
     for damage in ("cut", "flipped", "missing"):
         again = tmp_path / damage
         shutil.copytree(run, again)

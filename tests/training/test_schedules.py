@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from vitreous.errors import VitreousError
 from vitreous.training.config import Schedule
-from vitreous.training.optim.schedules import build
+from vitreous.training.optim.schedules import build_schedule
 
 
 def table(total: int, **options: Any) -> list[float]:
     """All factors of a run with batches of 10 from 100 images."""
     settings = Schedule(**{"warmup": "0%", **options})
-    factor = build(settings, total_steps=total, batch_size=10, images=100)
+    factor = build_schedule(settings, total_steps=total, batch_size=10, images=100)
     return [factor(step) for step in range(total)]
 
 
@@ -103,7 +103,7 @@ def test_up_then_never_up_again(total: int, warmup: int, cooldown: int, schedule
 
 
 def test_a_function_of_the_step_alone() -> None:
-    factor = build(Schedule(schedule="cosine", warmup="10%"), total_steps=100, batch_size=4, images=40)
+    factor = build_schedule(Schedule(schedule="cosine", warmup="10%"), total_steps=100, batch_size=4, images=40)
     forwards = [factor(step) for step in range(100)]
     copy = pickle.loads(pickle.dumps(factor))
     assert [copy(step) for step in reversed(range(100))] == forwards[::-1]

@@ -139,7 +139,9 @@ def test_the_interval_covers_the_truth_nearly_always() -> None:
     generator = torch.Generator().manual_seed(0)
     for share, images in ((0.5, 36), (0.9, 36), (0.97, 200)):
         hits = torch.binomial(torch.full((4000,), float(images)), torch.tensor(share).expand(4000), generator)
-        covered = [low <= share <= high for low, high in (wilson_interval(hit / images, images) for hit in hits.tolist())]
+        covered = [
+            low <= share <= high for low, high in (wilson_interval(hit / images, images) for hit in hits.tolist())
+        ]
         assert 0.92 < sum(covered) / len(covered) < 0.985
     assert wilson_interval(1.0, 10) == (pytest.approx(0.7225, abs=1e-3), pytest.approx(1.0))
     assert wilson_interval(0.0, 10)[0] == 0

@@ -17,8 +17,7 @@ from vitreous import TrainConfig, VitreousError, load, recipe, resume, save, tra
 from vitreous.data.open_data import open_data
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.preprocessing import default_preprocessing
-from vitreous.training.defaults import choose, facts, model_config, preprocessing
-from vitreous.training.initial_weights import begin
+from vitreous.training.defaults import choose_defaults, collect_facts, evaluation_preprocessing, make_model_config
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 SHORT: dict[str, Any] = {"batch_size": 16, "duration": "4 steps", "evaluate_every": "2 steps", "device": "cpu"}
@@ -137,18 +136,18 @@ def test_frozen_layers_stay_and_deeper_ones_move_less(folder: Path, weights: Pat
 
 def test_the_data_chooses_how_and_not_which(folder: Path, weights: Path) -> None:
     data = open_data(folder)
-    begun, _ = begin(TrainConfig().with_(start=str(weights)), len(data.classes))
-    known = facts(data, begun)
-    config, choices = choose(TrainConfig().with_(start=str(weights)), known)
-    scratch, _ = choose(TrainConfig(), facts(data))
+    begun, _ = load_initial_weights(TrainConfig().with_(start=str(weights)), len(data.classes))
+    known = collect_facts(data, begun)
+    config, choices = choose_defaults(TrainConfig().with_(start=str(weights)), known)
+    scratch, _ = choose_defaults(TrainConfig(), collect_facts(data))
     chosen = {choice.field: choice for choice in choices}
     assert not {"model", "patch_size", "width", "depth", "heads", "mlp_dim", "pool"} & chosen.keys()
     assert config.architecture.image_size == 8
     assert config.optimiser.lr < scratch.optimiser.lr
     assert int(config.schedule.duration.split()[0]) < int(scratch.schedule.duration.split()[0])
     assert all("small.safetensors" in chosen[name].why for name in ("image_size", "duration"))
-    assert preprocessing(config, known).mean == MEAN
-    assert model_config(config, known) == replace(begun.model, stochastic_depth=0.0)
+    assert evaluation_preprocessing(config, known).mean == MEAN
+    assert make_model_config(config, known) == replace(begun.model, stochastic_depth=0.0)
 
 
 def test_what_agrees_may_be_given(folder: Path, weights: Path, tmp_path: Path) -> None:
@@ -160,7 +159,7 @@ def test_what_agrees_may_be_given(folder: Path, weights: Path, tmp_path: Path) -
 
 def test_a_name_that_agrees() -> None:
     """The shipped weights and the architecture of the same name."""
-    begun, _ = begin(TrainConfig().with_(start="vitreous-mini", model="vitreous-mini", image_size=32), 10)
+    begun, _ = load_initial_weights(TrainConfig().with_(start="vitreous-mini", model="vitreous-mini", image_size=32), 10)
     assert begun.model.image_size == (32, 32)
     assert begun.source == begun.name == "vitreous-mini"
 

@@ -21,31 +21,31 @@ from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.training import state
 from vitreous.training.distributed import World
-from vitreous.training.loaders import feed
-from vitreous.training.loop import Best, Loop, Progress
-from vitreous.training.plan import plan
-from vitreous.training.run_directory import RunFolder
+from vitreous.training.loaders import build_loaders
+from vitreous.training.loop import BestWeights, RunProgress, TrainingLoop
+from vitreous.training.plan import make_plan
+from vitreous.training.run_directory import RunDirectory
 from vitreous.training.train import _engine
 from vitreous.utils.progress import ProgressReporter
 
-PROGRESS = Progress(step=3, seconds=1.25, best=Best(0.1 + 0.2, 0.5, 2, "ema"), stale=1, micro_batch=2)
+PROGRESS = RunProgress(step=3, seconds=1.25, best=BestWeights(0.1 + 0.2, 0.5, 2, "ema"), stale=1, micro_batch=2)
 
 
-def loop(optimiser: str, seed: int = 0, ema: float = 0.9) -> Loop:
+def loop(optimiser: str, seed: int = 0, ema: float = 0.9) -> TrainingLoop:
     """A small run that has not begun, with weights at random."""
     images = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), dtype=np.uint8)
     data = DataSet("noise", ("a", "b", "c"), 3, ArraySource(images, torch.arange(16) % 3, "noise"))
     wishes = config(Path(), optimiser=optimiser, ema=ema, dropout=0.1, batch_size=8, evaluate_every=None)
-    made, world, teller = plan(data, wishes, World()), World(), ProgressReporter(quiet=True)
-    fed = feed(data, made, world, teller)
+    made, world, teller = make_plan(data, wishes, World()), World(), ProgressReporter(quiet=True)
+    fed = build_loaders(data, made, world, teller)
     engine = _engine(data, made, fed)
     draw(engine.model, seed).train()
     torch.manual_seed(seed)
-    return Loop(made, fed, engine, RunFolder(Path()), teller, world)
+    return TrainingLoop(made, fed, engine, RunDirectory(Path()), teller, world)
 
 
-def train(loop: Loop, first: int, last: int) -> None:
-    for step, batch in enumerate(loop.feed.train.batches(first, last), first):
+def train(loop: TrainingLoop, first: int, last: int) -> None:
+    for step, batch in enumerate(loop.loaders.train.batches(first, last), first):
         loop.engine.optimisers.set_factor(1 / (1 + step))
         loop.engine.step(batch, step, 8, World())
         torch.rand(1)  # whatever else draws
@@ -69,7 +69,7 @@ def equal(one: Any, other: Any) -> bool:
 def test_everything_comes_back_to_the_bit(tmp_path: Path, optimiser: str, ema: float) -> None:
     whole = loop(optimiser, ema=ema)
     train(whole, 0, 3)
-    path = state.save(tmp_path / "state", 3, whole.tensors(), asdict(PROGRESS))
+    path = state.save_state(tmp_path / "state", 3, whole.tensors(), asdict(PROGRESS))
     saved = {name: tensor.clone() for name, tensor in flat(whole.tensors()).items()}
     moments = [name for name in saved if name.startswith("/optimiser/")]
     assert len(moments) >= len(list(whole.engine.model.parameters()))
@@ -77,7 +77,7 @@ def test_everything_comes_back_to_the_bit(tmp_path: Path, optimiser: str, ema: f
     train(whole, 3, 5)
 
     other = loop(optimiser, seed=1, ema=ema)  # another process, with other numbers in it
-    found, progress = state.newest(tmp_path / "state")
+    found, progress = state.newest_state(tmp_path / "state")
     assert found == path
     other.restore(found, progress)
     assert equal(flat(other.tensors()), saved)
@@ -91,9 +91,9 @@ def test_everything_comes_back_to_the_bit(tmp_path: Path, optimiser: str, ema: f
 
 def test_a_run_that_was_saved_before_its_first_step(tmp_path: Path) -> None:
     whole = loop("adamw")
-    state.save(tmp_path / "state", 0, whole.tensors(), asdict(whole.progress))
+    state.save_state(tmp_path / "state", 0, whole.tensors(), asdict(whole.progress))
     other = loop("adamw", seed=1)
-    other.restore(*state.newest(tmp_path / "state"))
+    other.restore(*state.newest_state(tmp_path / "state"))
     for each in (whole, other):
         train(each, 0, 2)
     assert equal(other.tensors(), whole.tensors())
@@ -113,37 +113,37 @@ def tree(seed: int, rows: int = 5) -> dict[str, Any]:
 
 
 def save(folder: Path, *steps: int) -> list[Path]:
-    return [state.save(folder, step, tree(step), {"step": step, "note": "größer"}) for step in steps]
+    return [state.save_state(folder, step, tree(step), {"step": step, "note": "größer"}) for step in steps]
 
 
 def test_values_that_are_hard_to_keep(tmp_path: Path) -> None:
     odd = {"x": torch.tensor([0.1, -0.0, float("inf"), float("nan"), 1e-45, 2**-149])}
-    path = state.save(tmp_path / "state", 1, odd, {"loss": 0.1 + 0.2, "best": None})
+    path = state.save_state(tmp_path / "state", 1, odd, {"loss": 0.1 + 0.2, "best": None})
     into = {"x": torch.zeros(6)}
-    state.load(path, into)
+    state.load_state(path, into)
     assert into["x"].numpy().tobytes() == odd["x"].numpy().tobytes()
-    assert state.newest(tmp_path / "state")[1] == {"loss": 0.1 + 0.2, "best": None}
+    assert state.newest_state(tmp_path / "state")[1] == {"loss": 0.1 + 0.2, "best": None}
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
     save(tmp_path / "state", 1, 9, 10, 100)
-    assert [path.name for path in state.states(tmp_path / "state")] == ["step-000000100", "step-000000010"]
-    path, progress = state.newest(tmp_path / "state")
+    assert [path.name for path in state.list_states(tmp_path / "state")] == ["step-000000100", "step-000000010"]
+    path, progress = state.newest_state(tmp_path / "state")
     assert path.name == "step-000000100"
     assert progress == {"step": 100, "note": "größer"}
     into = tree(0)
-    state.load(path, into)
+    state.load_state(path, into)
     assert equal(into, tree(100))
 
 
 def test_a_step_that_is_saved_again(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     save(folder, 5)
-    path = state.save(folder, 5, tree(77), {"step": 5})
+    path = state.save_state(folder, 5, tree(77), {"step": 5})
     into = tree(0)
-    state.load(path, into)
+    state.load_state(path, into)
     assert equal(into, tree(77))
-    assert state.states(folder) == [path]
+    assert state.list_states(folder) == [path]
 
 
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
@@ -151,15 +151,15 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     (folder / ".step-000000007.123.tmp").mkdir(parents=True)
     (folder / ".step-000000007.123.tmp" / "tensors.safetensors").write_bytes(b"half")
     with pytest.raises(VitreousError, match="nothing was saved yet"):
-        state.newest(folder)
+        state.newest_state(folder)
     save(folder, 8)
     assert [path.name for path in folder.iterdir()] == ["step-000000008"]
 
 
 def test_no_folder_at_all(tmp_path: Path) -> None:
-    assert state.states(tmp_path / "state") == []
+    assert state.list_states(tmp_path / "state") == []
     with pytest.raises(VitreousError, match="nothing was saved yet"):
-        state.newest(tmp_path / "state")
+        state.newest_state(tmp_path / "state")
 
 
 # ---------------------------------------------------------------- damage
@@ -190,7 +190,7 @@ def test_a_damaged_state_is_passed_over(tmp_path: Path, damage: Any, name: str) 
     assert sorted(file.name for file in newer.iterdir()) == FILES
     damage(newer / name)
     with pytest.warns(VitreousWarning, match=r"step-000000002 \(.+\); going on from step-000000001"):
-        assert state.newest(folder) == (older, {"step": 1, "note": "größer"})
+        assert state.newest_state(folder) == (older, {"step": 1, "note": "größer"})
 
 
 def test_no_state_is_whole(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_no_state_is_whole(tmp_path: Path) -> None:
     cut(older / "tensors.safetensors")
     (newer / "sums.json").unlink()
     with pytest.raises(VitreousError, match="no state is whole") as error:
-        state.newest(folder)
+        state.newest_state(folder)
     for word in (
         str(tmp_path),
         "step-000000001 (tensors.safetensors is damaged)",
@@ -214,17 +214,17 @@ def test_a_list_of_sums_that_is_none(tmp_path: Path) -> None:
     for content in ("[]", "null", "{}", '{"tensors.safetensors": 3}', "\0"):
         (newer / "sums.json").write_text(content)
         with pytest.warns(VitreousWarning, match="going on from step-000000001"):
-            assert state.newest(folder)[0] == older
+            assert state.newest_state(folder)[0] == older
 
 
 def test_a_state_of_another_model(tmp_path: Path) -> None:
     (path,) = save(tmp_path / "state", 1)
     with pytest.raises(VitreousError, match="does not fit this run"):
-        state.load(path, tree(1, rows=6))
+        state.load_state(path, tree(1, rows=6))
     more = tree(1)
     more["model"]["new"] = torch.zeros(2)
     with pytest.raises(VitreousError, match="does not fit this run"):
-        state.load(path, more)
+        state.load_state(path, more)
 
 
 class Payload:
@@ -245,9 +245,9 @@ def test_a_state_runs_no_code(tmp_path: Path) -> None:
         for path in (older, newer):
             (path / name).write_bytes(pickle.dumps(Payload(mark)))
         with pytest.raises(VitreousError):
-            state.newest(folder)
+            state.newest_state(folder)
         with pytest.raises(VitreousError):
-            state.load(newer, tree(0))
+            state.load_state(newer, tree(0))
     assert not mark.exists()
 
 
@@ -256,7 +256,7 @@ def test_a_state_of_the_first_version_is_refused(tmp_path: Path) -> None:
     (path,) = save(folder, 1)
     (path / ".metadata").write_bytes(b"")
     with pytest.raises(VitreousError, match=r"saved by Vitreous 0\.1\.0.*finish the run with 0\.1\.0"):
-        state.newest(folder)
+        state.newest_state(folder)
 
 
 def test_an_error_at_the_rename_leaves_the_older_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +271,8 @@ def test_an_error_at_the_rename_leaves_the_older_state(tmp_path: Path, monkeypat
         with monkeypatch.context() as patch:
             patch.setattr(Path, "rename", fail)
             with pytest.raises(VitreousError, match="Input/output error"):
-                state.save(folder, step, tree(step), {"step": step})
-        assert state.newest(folder)[0] == older
+                state.save_state(folder, step, tree(step), {"step": step})
+        assert state.newest_state(folder)[0] == older
         assert list(folder.iterdir()) == [older]
 
 
@@ -284,7 +284,7 @@ def test_damaged_states_do_not_count(tmp_path: Path) -> None:
     shutil.copytree(second, third)
     flip(third / "tensors.safetensors")
     (fourth,) = save(folder, 4)
-    assert state.states(folder) == [fourth, second]
+    assert state.list_states(folder) == [fourth, second]
     assert not first.exists()
 
 
@@ -296,23 +296,23 @@ def test_weight_files_belong_to_the_state(tmp_path: Path) -> None:
     last.write_bytes(b"step 1")
 
     def weights() -> dict[Path, str]:
-        return {path: state.digest(path) for path in (best, last)}
+        return {path: state.file_digest(path) for path in (best, last)}
 
-    first = state.save(folder, 1, tree(1), {"step": 1}, weights())
+    first = state.save_state(folder, 1, tree(1), {"step": 1}, weights())
     last.write_bytes(b"step 2")
-    second = state.save(folder, 2, tree(2), {"step": 2}, weights())
+    second = state.save_state(folder, 2, tree(2), {"step": 2}, weights())
     assert (first / best.name).stat().st_ino == (second / best.name).stat().st_ino  # unchanged: one copy for both
     best.write_bytes(b"of steps that are lost")
-    state.restore_files(second, run, dict.fromkeys(("best.safetensors", "last.safetensors"), ""))
+    state.restore_weight_files(second, run, dict.fromkeys(("best.safetensors", "last.safetensors"), ""))
     assert (best.read_bytes(), last.read_bytes()) == (b"best of step 1", b"step 2")
     flip(second / last.name)
     state._known.clear()
     with pytest.warns(VitreousWarning, match=r"last\.safetensors is damaged"):
-        assert state.newest(folder)[0] == first
+        assert state.newest_state(folder)[0] == first
     expected = weights()
     flip(last)  # on the disk, after it was written
     with pytest.raises(VitreousError, match=r"last\.safetensors was changed after it was written"):
-        state.save(folder, 3, tree(3), {"step": 3}, expected)
+        state.save_state(folder, 3, tree(3), {"step": 3}, expected)
 
 
 def test_a_disk_that_fails_leaves_the_older_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +327,7 @@ def test_a_disk_that_fails_leaves_the_older_states(tmp_path: Path, monkeypatch: 
         with pytest.raises(VitreousError, match=r"step 2 cannot be saved.*No space left on device"):
             save(folder, 2)
     assert list(folder.iterdir()) == [older]
-    assert state.newest(folder)[1]["step"] == 1
+    assert state.newest_state(folder)[1]["step"] == 1
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_file(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
     try:
         with pytest.raises(VitreousError, match="step 2 cannot be saved"):
-            state.save(folder, 2, tree(2, rows=200), {"step": 2})
+            state.save_state(folder, 2, tree(2, rows=200), {"step": 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(folder.iterdir()) == [older]
@@ -350,4 +350,4 @@ def test_sums_vouch_for_every_file(tmp_path: Path) -> None:
     assert {*vouched, "sums.json"} == {file.name for file in path.iterdir()}
     copy = tmp_path / "copied"
     shutil.copytree(tmp_path / "state", copy)  # moved to another disk
-    assert state.newest(copy)[1]["step"] == 1
+    assert state.newest_state(copy)[1]["step"] == 1

@@ -39,7 +39,7 @@ def stopped(process: subprocess.Popen[str], run: Path, number: int, words: str) 
     assert process.returncode == number, error
     assert "Traceback" not in error
     assert words in error
-    assert [path.name for path in state.states(run / "state")] == [f"step-{step_of(run):09d}"]
+    assert [path.name for path in state.list_states(run / "state")] == [f"step-{step_of(run):09d}"]
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 1), (signal.SIGTERM, 13), (signal.SIGHUP, 7)])
@@ -81,9 +81,9 @@ def test_an_error_between_steps(
     """Also in the middle of an evaluation, which is then done again."""
     run, wishes = tmp_path / "run", config(tmp_path / "run", duration="40steps", evaluate_every="10steps", workers=0)
     wishes = wishes.with_(cache="never", save_minutes=60.0)
-    known = getattr(training_loop.Loop, place)
+    known = getattr(training_loop.TrainingLoop, place)
 
-    def fail(self: training_loop.Loop, *arguments: Any, **options: Any) -> Any:
+    def fail(self: training_loop.TrainingLoop, *arguments: Any, **options: Any) -> Any:
         if self.progress.step == 20 and not failed:
             failed.append(place)
             raise OSError(5, "Input/output error")
@@ -91,25 +91,25 @@ def test_an_error_between_steps(
 
     failed: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(training_loop.Loop, place, fail)
+        patch.setattr(training_loop.TrainingLoop, place, fail)
         with pytest.raises(OSError, match="Input/output error"):
             train(folder, wishes, quiet=True)
-    assert [path.name for path in state.states(run / "state")] == ["step-000000020"]
+    assert [path.name for path in state.list_states(run / "state")] == ["step-000000020"]
     resume(run, quiet=True)
     assert same(run, whole)
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, place: str, act: Callable[[Path], None]) -> None:
     """Do something once, when a run comes to a place in its loop at this step."""
-    known, done = getattr(training_loop.Loop, place), []
+    known, done = getattr(training_loop.TrainingLoop, place), []
 
-    def replaced(self: training_loop.Loop, *arguments: Any, **options: Any) -> Any:
+    def replaced(self: training_loop.TrainingLoop, *arguments: Any, **options: Any) -> Any:
         if self.progress.step == step and not done:
             done.append(step)
             act(self.folder.path)
         return known(self, *arguments, **options)
 
-    monkeypatch.setattr(training_loop.Loop, place, replaced)
+    monkeypatch.setattr(training_loop.TrainingLoop, place, replaced)
 
 
 @pytest.mark.parametrize("place", ["_log", "save"])
@@ -120,7 +120,7 @@ def test_a_signal_in_the_last_step(folder: Path, tmp_path: Path, monkeypatch: py
     with pytest.raises(Stopped, match="stopped at step 12 of 12, everything is saved") as stop:
         train(folder, config(run, save_minutes=60.0), quiet=True)
     assert stop.value.code == 128 + signal.SIGINT
-    assert [path.name for path in state.states(run / "state")] == ["step-000000012"]
+    assert [path.name for path in state.list_states(run / "state")] == ["step-000000012"]
     assert resume(run, quiet=True).steps == 12
 
 
@@ -135,7 +135,7 @@ def test_a_log_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch:
     at_step(monkeypatch, 5, "_step", block)
     with pytest.raises(VitreousError, match=r"(?s)metrics\.jsonl cannot be written.*up to step \d+ is saved"):
         train(folder, config(run, save_minutes=60.0), quiet=True)
-    assert state.states(run / "state")
+    assert state.list_states(run / "state")
     (run / "metrics.jsonl").rmdir()
     assert resume(run, quiet=True).steps == 12
 
@@ -164,7 +164,7 @@ def test_an_error_while_weights_change_saves_nothing(
     monkeypatch.setattr(Ema, "update", fail)
     with pytest.raises(RuntimeError, match="half-way"):
         train(folder, config(tmp_path / "run", ema=0.9), quiet=True)
-    assert state.states(tmp_path / "run" / "state") == []
+    assert state.list_states(tmp_path / "run" / "state") == []
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def stopped_run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped between two evaluations, after the second."""
     place = tmp_path_factory.mktemp("half")
     _, error = kill_at(start("train", folder, *DECODING, cwd=place), place / "run", 23, signal.SIGINT)
-    assert state.states(place / "run" / "state"), error
+    assert state.list_states(place / "run" / "state"), error
     return place / "run"
 
 
@@ -258,16 +258,16 @@ def test_a_run_directory_that_cannot_be_written_to(half: Path, tmp_path: Path) -
 def test_weights_that_changed_before_they_were_measured(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, known = tmp_path / "run", training_loop.Loop.run
+    run, known = tmp_path / "run", training_loop.TrainingLoop.run
 
-    def run_and_flip(self: training_loop.Loop) -> None:
+    def run_and_flip(self: training_loop.TrainingLoop) -> None:
         known(self)
         content = bytearray(self.folder.last.read_bytes())
         content[-5] ^= 1
         self.folder.last.write_bytes(content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training_loop.Loop, "run", run_and_flip)
+        patch.setattr(training_loop.TrainingLoop, "run", run_and_flip)
         with pytest.raises(VitreousError, match=r"last\.safetensors was changed after it was written"):
             train(folder, config(run), quiet=True)
     assert not (run / "result.json").exists()

@@ -21,7 +21,7 @@ from vitreous import BiTConfig, Preprocessing, VitreousError, VitreousWarning
 from vitreous.models import BiT, VisionTransformer
 from vitreous.models.zoo import build
 from vitreous.training.config import Finetuning
-from vitreous.training.lora import adapt_
+from vitreous.training.lora import add_adapters_
 
 Model = VisionTransformer | BiT
 LABELS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
@@ -271,7 +271,7 @@ def test_changes_that_a_file_cannot_hold_are_named(change: Callable[[Model], Non
 
 
 def adapter(model: Model) -> None:
-    adapt_(model, Finetuning(lora=2))
+    add_adapters_(model, Finetuning(lora=2))
 
 
 def parametrize(model: Model) -> None:
@@ -317,7 +317,7 @@ def sparse(model: Model) -> None:
 
 
 IMPOSSIBLE: dict[Callable[[Model], None], str] = {
-    adapter: r"blocks.0.attn.qkv is of type Adapted, not Linear",
+    adapter: r"blocks.0.attn.qkv is of type LoraLinear, not Linear",
     parametrize: "it cannot be saved",
     hook_on_a_wrapper: "blocks.0 is of type OptimizedModule, not Block",
     drop_block: "blocks.1 is missing",

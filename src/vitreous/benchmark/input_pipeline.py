@@ -22,14 +22,14 @@ from vitreous.data.scan import ScanResult
 from vitreous.data.transforms import CACHE_SCALE, RandomResizedCrop
 from vitreous.models.checks import Size, pair
 from vitreous.training.config import Objective, TrainConfig
-from vitreous.training.defaults import Facts, choose, facts
-from vitreous.training.engine import SMALL, Preparation
+from vitreous.training.defaults import Facts, choose_defaults, collect_facts
+from vitreous.training.engine import MIN_PIXELS_TO_COMPILE, BatchPreparation
 from vitreous.training.graphs import RecordedPass
 from vitreous.training.optim import losses
 from vitreous.training.recipes import recipe
 from vitreous.utils import random_keys
 
-UNKNOWN = Facts(images=50_000, classes=10, channels=3, side=224, shape=None, several=False)  # where no data is given
+UNKNOWN = Facts(images=50_000, classes=10, channels=3, side=224, shape=None, multi_label=False)  # without data
 HELD = 2048  # random images that augmentation chooses from
 
 
@@ -105,7 +105,7 @@ def measure_pipeline(
     config = recipe(name)
     config = config if size is None else config.with_(image_size=size)
     opened = None if data is None else open_data(data, config.reading)
-    config, _ = choose(config, UNKNOWN if opened is None else facts(opened))
+    config, _ = choose_defaults(config, UNKNOWN if opened is None else collect_facts(opened))
     assert config.architecture.image_size is not None
     shown = pair(config.architecture.image_size)
     count = batch_size or config.schedule.batch_size or 1
@@ -123,16 +123,16 @@ def _augment(
     height, width = (round(side * spare) for side in crop.size)
     pixels = np.random.default_rng(0).integers(0, 256, (HELD, height, width, crop.channels), dtype=np.uint8)
     held = CachedImages.from_array(pixels, crop.channels, device)
-    loss = losses.build(Objective(loss="softmax", label_smoothing=0.0), torch.zeros(1).long(), 10, device)
+    loss = losses.build_loss(Objective(loss="softmax", label_smoothing=0.0), torch.zeros(1).long(), 10, device)
     half = torch.full((crop.channels, 1, 1), 0.5, device=device)
-    prepare: Callable[..., tuple[Tensor, Tensor]] = Preparation(
+    prepare: Callable[..., tuple[Tensor, Tensor]] = BatchPreparation(
         BatchCropper(held, crop), config.augmentation, half, half, loss
     )
     rows, labels = (torch.randint(top, (count,), device=device) for top in (HELD, 10))
     keys = random_keys.keys(0, torch.arange(count)).to(device)
     path = "as it is"
     if device.type == "cuda":
-        large = count * crop.channels * crop.size[0] * crop.size[1] >= SMALL
+        large = count * crop.channels * crop.size[0] * crop.size[1] >= MIN_PIXELS_TO_COMPILE
         prepare = torch.compile(prepare, dynamic=False) if large else prepare
         prepare = RecordedPass(prepare, (rows, labels, keys), [])
         path = f"{'compiled, ' if large else ''}recorded as a CUDA graph"

@@ -10,7 +10,7 @@ from vitreous.data.transforms import RandomResizedCrop
 from vitreous.errors import VitreousError
 from vitreous.models import BiT, VisionTransformer
 from vitreous.training.config import Objective, Optimiser
-from vitreous.training.engine import Engine, Preparation
+from vitreous.training.engine import BatchPreparation, Engine
 from vitreous.training.optim import losses, optimisers
 from vitreous.utils import random_keys
 
@@ -36,13 +36,13 @@ def synthetic_engine(model: VisionTransformer | BiT, batch: int, size: tuple[int
     if classes < 2:
         raise VitreousError(f"training needs a head that tells classes apart, and this model has {classes} classes")
     device = next(model.parameters()).device
-    loss = losses.build(Objective(loss="softmax", label_smoothing=0.0), torch.zeros(1).long(), classes, device)
+    loss = losses.build_loss(Objective(loss="softmax", label_smoothing=0.0), torch.zeros(1).long(), classes, device)
     half = torch.full((channels, 1, 1), 0.5, device=device)
     return Engine(
         model.train(),
         loss,
-        Preparation(BatchCropper(None, RandomResizedCrop(size, channels, UNCHANGED)), UNCHANGED, half, half, loss),
-        optimisers.build(model, Optimiser(optimiser="adamw", lr=1e-4, weight_decay=0.05, clip=None)),
+        BatchPreparation(BatchCropper(None, RandomResizedCrop(size, channels, UNCHANGED)), UNCHANGED, half, half, loss),
+        optimisers.build_optimisers(model, Optimiser(optimiser="adamw", lr=1e-4, weight_decay=0.05, clip=None)),
         None,
         None,
         batch,
@@ -60,7 +60,7 @@ def synthetic_batch(model: VisionTransformer | BiT, batch: int, size: tuple[int,
 
 def way(engine: Engine) -> str:
     """How its steps are done, in words."""
-    return engine.path + ("" if engine.recorded is None else ", recorded as a CUDA graph")
+    return engine.path + ("" if engine.captured is None else ", recorded as a CUDA graph")
 
 
 @torch.no_grad()

@@ -13,12 +13,12 @@ from vitreous.cli.train import (
     base_config,
     start_or_resume,
 )
-from vitreous.training.recipes import FINETUNING, finetuning
+from vitreous.training.recipes import FINETUNING_RECIPES, finetuning_recipe
 
 
 def make_finetune_command(arguments: Sequence[str]) -> Callable[..., None]:
     """Return the command: `vitreous train` with the defaults of a fine-tuning recipe, and with --from required."""
-    default = base_config(arguments, lambda name: finetuning("fast" if name is None else name))
+    default = base_config(arguments, lambda name: finetuning_recipe("fast" if name is None else name))
 
     def finetune(
         data: Data = None,
@@ -38,8 +38,8 @@ def make_finetune_command(arguments: Sequence[str]) -> Callable[..., None]:
 
     Args:
         data: {DATA_HELP}
-        recipe: Fine-tuning recipe: {", ".join(FINETUNING)}. Default: fast. `vitreous recipes finetune_fast` shows its
-            settings.
+        recipe: Fine-tuning recipe: {", ".join(FINETUNING_RECIPES)}. Default: fast. `vitreous recipes
+            finetune_fast` shows its settings.
         resume: Continue the run in this directory.
         overwrite: {OVERWRITE_HELP}
     """

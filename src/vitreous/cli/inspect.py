@@ -109,9 +109,9 @@ def of_run(run: Path) -> "list[InputImage]":
     from vitreous.errors import VitreousError
     from vitreous.reports.inspect_model import MAX_IMAGES, InputImage
     from vitreous.training.config import TrainConfig
-    from vitreous.training.run_directory import RunFolder
+    from vitreous.training.run_directory import RunDirectory
 
-    told = RunFolder.opened(run).description()
+    told = RunDirectory.open(run).description()
     try:
         data = open_data(told["data"], TrainConfig.from_flat(told["config"]).reading)
     except (VitreousError, KeyError) as error:

@@ -9,7 +9,7 @@ from vitreous.cli.parts import Json, print_json, show_facts, show_table
 from vitreous.utils.console import STDOUT, console, say
 
 if TYPE_CHECKING:
-    from vitreous.training.recipes import Card
+    from vitreous.training.recipes import RecipeCard
 
 COLUMNS = ("name", "data", "result", "measured", "time", "hardware")
 TITLES = {"measured": "measured on"}
@@ -28,9 +28,9 @@ def recipes(
         name: the recipe to show: its command, what is known about it, and every setting.
         json: JSON instead of tables: a list of recipes, or one.
     """
-    from vitreous.training.recipes import RECIPES, card
+    from vitreous.training.recipes import RECIPES, recipe_card
 
-    shown = [card(each) for each in (RECIPES if name is None else [name])]
+    shown = [recipe_card(each) for each in (RECIPES if name is None else [name])]
     if json:
         found = [{**asdict(one), "settings": settings(one.name)} for one in shown]
         print_json(found if name is None else found[0])
@@ -49,7 +49,7 @@ def settings(name: str) -> dict[str, Any]:
     return {field: value for field, value in recipe(name).flat().items() if value != usual[field]}
 
 
-def show_list(cards: "list[Card]") -> None:
+def show_list(cards: "list[RecipeCard]") -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -67,7 +67,7 @@ def show_list(cards: "list[Card]") -> None:
     say("vitreous recipes NAME shows all of one; vitreous train DATA --recipe NAME follows it.")
 
 
-def show(one: "Card") -> None:
+def show(one: "RecipeCard") -> None:
     rows = [(TITLES.get(column, column), getattr(one, column)) for column in (*COLUMNS, "command")]
     paragraphs = [" ".join(paragraph.split()) for paragraph in one.notes.split("\n\n")]
     show_facts([*rows, ("", "\n" + "\n\n".join(paragraphs))] if one.notes else rows)

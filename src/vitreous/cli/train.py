@@ -56,9 +56,9 @@ def make_train_command(arguments: Sequence[str]) -> Callable[..., None]:
 def base_config(arguments: Sequence[str], by_recipe: Callable[[str | None], TrainConfig]) -> TrainConfig:
     """Return the config that the flags change: that of the run to resume, or that of the recipe."""
     if (run := _value_of("--resume", arguments)) is not None:
-        from vitreous.training.run_directory import RunFolder
+        from vitreous.training.run_directory import RunDirectory
 
-        return TrainConfig.from_flat(RunFolder.opened(run).description()["config"])
+        return TrainConfig.from_flat(RunDirectory.open(run).description()["config"])
     return by_recipe(_value_of("--recipe", arguments))
 
 

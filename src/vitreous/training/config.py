@@ -206,7 +206,7 @@ class TrainConfig:
             name = RENAMED_FIELDS.get(given, given)
             if name != given:
                 warnings.warn(f"{given} is now called {name}; the old name will be removed", VitreousWarning, 2)
-            group = groups.setdefault(group_of(name), {})
+            group = groups.setdefault(config_group(name), {})
             group[name] = _fitting(name, value)
         return replace(self, **{group: replace(getattr(self, group), **new) for group, new in groups.items()})
 
@@ -276,7 +276,7 @@ def _is(value: Any, hint: Any, exactly: bool = False) -> bool:
     return type(value) is hint
 
 
-def group_of(name: str) -> str:
+def config_group(name: str) -> str:
     homes = {f.name: group.name for group in fields(TrainConfig) for f in fields(group.default_factory)}  # type: ignore
     if name not in homes:
         near = get_close_matches(name, homes, n=1)

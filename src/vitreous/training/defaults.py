@@ -23,7 +23,7 @@ from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, default_preprocessing
 from vitreous.training import durations, initial_weights
 from vitreous.training.config import TrainConfig
-from vitreous.training.initial_weights import Start
+from vitreous.training.initial_weights import InitialWeights
 
 LOOKED_AT = 64  # images whose size is looked up
 FEW = 5_000  # training images: with fewer, models are smaller and augmentation is weaker
@@ -47,20 +47,20 @@ class Facts:
     channels: int
     side: int  # the median of the short sides
     shape: tuple[int, int] | None  # (height, width), where all are alike
-    several: bool  # labels for each image
-    start: Start | None = None  # the model to start from, if it does
+    multi_label: bool  # labels for each image
+    start: InitialWeights | None = None  # the model to start from, if it does
 
     @property
     def tiny(self) -> bool:
         return self.side <= TINY
 
     @property
-    def drawn(self) -> bool:
+    def may_be_text(self) -> bool:
         """Small and grey: letters and the like, which a mirror turns into others."""
         return self.channels == 1 and self.side <= 64
 
 
-def facts(data: DataSet, start: Start | None = None) -> Facts:
+def collect_facts(data: DataSet, start: InitialWeights | None = None) -> Facts:
     sizes = list(_sizes(data.train))
     return Facts(
         len(data.train),
@@ -92,11 +92,11 @@ def _sizes(source: Source) -> Iterator[tuple[int, int]]:
         raise VitreousError(f"none of the images that were looked at can be read; the last one was {problem}")
 
 
-def choose(config: TrainConfig, known: Facts) -> tuple[TrainConfig, list[Choice]]:
+def choose_defaults(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, list[Choice]]:
     """Fill in what was left open. What was given is kept, and what depends on it follows it."""
     choices: list[Choice] = []
     for rule in (_objective, _model, _paper, _length, _augmentation, _optimiser):
-        for field, value, why in rule(config, known):
+        for field, value, why in rule(config, facts):
             if config.flat()[field] is None:
                 choices.append(Choice(field, value, why))
                 config = config.with_(**{field: value})
@@ -106,8 +106,8 @@ def choose(config: TrainConfig, known: Facts) -> tuple[TrainConfig, list[Choice]
 Rules = Iterator[tuple[str, Any, str]]
 
 
-def _objective(config: TrainConfig, known: Facts) -> Rules:
-    if known.several:
+def _objective(config: TrainConfig, facts: Facts) -> Rules:
+    if facts.multi_label:
         yield "loss", "sigmoid", "an image may have several labels"
         yield "label_smoothing", 0.0, "not used with several labels"
         yield "best_by", "map", "mean average precision, the usual metric for several labels"
@@ -119,64 +119,64 @@ def _objective(config: TrainConfig, known: Facts) -> Rules:
     yield "best_by", "top1", "accuracy, since every image has one label"
 
 
-def _model(config: TrainConfig, known: Facts) -> Rules:
+def _model(config: TrainConfig, facts: Facts) -> Rules:
     given = config.architecture
-    if known.start is not None:
-        height, width = _pair(known.start.model.image_size)
-        yield "image_size", height if height == width else (height, width), f"the input size of {known.start.name}"
+    if facts.start is not None:
+        height, width = _pair(facts.start.model.image_size)
+        yield "image_size", height if height == width else (height, width), f"the input size of {facts.start.name}"
     elif given.model is None:
-        yield from _unnamed_model(config, known)
+        yield from _unnamed_model(config, facts)
     else:
         patch = {} if given.patch_size is None else {"patch_size": given.patch_size, "remainder": "crop"}
         step = _step(zoo.config(given.model, **patch))  # whether it divides the model's usual size does not matter
-        size = max(1, round(max(4 * step, min(224, known.side)) / step)) * step
-        yield "image_size", size, f"a multiple of {step}; {_compared(known, size)}"
-    if not _is_bit(config, known):
-        deep = known.images >= 20_000
-        yield "stochastic_depth", 0.1 if deep else 0.0, f"{'' if deep else 'off: '}{_many(known, 20_000)}"
+        size = max(1, round(max(4 * step, min(224, facts.side)) / step)) * step
+        yield "image_size", size, f"a multiple of {step}; {_compared(facts, size)}"
+    if not _is_bit(config, facts):
+        deep = facts.images >= 20_000
+        yield "stochastic_depth", 0.1 if deep else 0.0, f"{'' if deep else 'off: '}{_many(facts, 20_000)}"
         yield "dropout", 0.0, "off by default"
 
 
-def _compared(known: Facts, size: int | tuple[int, int]) -> str:
+def _compared(facts: Facts, size: int | tuple[int, int]) -> str:
     """The images beside the size that they are shown at."""
-    images, side = f"the images have about {known.side} px on their short side", min(_pair(size))
-    if side < 0.9 * known.side:
+    images, side = f"the images have about {facts.side} px on their short side", min(_pair(size))
+    if side < 0.9 * facts.side:
         return f"{images}; a larger input takes more time"
-    return f"{images}; enlarged for more patches" if side > 1.1 * known.side else images
+    return f"{images}; enlarged for more patches" if side > 1.1 * facts.side else images
 
 
-def _many(known: Facts, limit: int) -> str:
-    return f"{limit:,} images or more" if known.images >= limit else f"fewer than {limit:,} images"
+def _many(facts: Facts, limit: int) -> str:
+    return f"{limit:,} images or more" if facts.images >= limit else f"fewer than {limit:,} images"
 
 
-def _is_bit(config: TrainConfig, known: Facts) -> bool:
-    if known.start is not None:
-        return isinstance(known.start.model, BiTConfig)
+def _is_bit(config: TrainConfig, facts: Facts) -> bool:
+    if facts.start is not None:
+        return isinstance(facts.start.model, BiTConfig)
     return (config.architecture.model or "").startswith("BiT")
 
 
-def _unnamed_model(config: TrainConfig, known: Facts) -> Rules:
+def _unnamed_model(config: TrainConfig, facts: Facts) -> Rules:
     given = config.architecture
-    name, why = _size_by_images(known.images)
+    name, why = _size_by_images(facts.images)
     yield "model", f"{name}/16", why
     if given.width is not None:
         heads = next(n for n in range(max(1, given.width // 32), 0, -1) if given.width % n == 0)
         yield "heads", heads, f"{given.width // heads} dimensions per head"
         yield "mlp_dim", 4 * given.width, "four times the width"
-    elif known.images < FEW and given.depth is None and given.heads is None:
+    elif facts.images < FEW and given.depth is None and given.heads is None:
         few = f"smaller than {name}, for fewer than {FEW:,} images"
-        yield "width", 64 if known.tiny else 128, few
-        yield "depth", 4 if known.tiny else 6, few
-        yield "heads", 4, f"{16 if known.tiny else 32} dimensions per head"
-        yield "mlp_dim", 128 if known.tiny else 512, f"{'twice' if known.tiny else 'four times'} the width"
+        yield "width", 64 if facts.tiny else 128, few
+        yield "depth", 4 if facts.tiny else 6, few
+        yield "heads", 4, f"{16 if facts.tiny else 32} dimensions per head"
+        yield "mlp_dim", 128 if facts.tiny else 512, f"{'twice' if facts.tiny else 'four times'} the width"
     if given.image_size is not None:
         patch = _dividing(_pair(given.image_size), _patch(min(_pair(given.image_size))))
     else:
-        patch = given.patch_size or _patch(_resolution(known))
-    size = given.image_size or _whole_patches(known, given.patch_size or patch)
+        patch = given.patch_size or _patch(_resolution(facts))
+    size = given.image_size or _whole_patches(facts, given.patch_size or patch)
     rows, cols = (side // (given.patch_size or patch) for side in _pair(size))
     yield "patch_size", patch, f"{rows} x {cols} patches per image"
-    yield "image_size", size, _compared(known, size)
+    yield "image_size", size, _compared(facts, size)
     yield "pool", "gap", "the mean of the patch tokens usually trains faster than a class token"
 
 
@@ -188,12 +188,12 @@ def _size_by_images(images: int) -> tuple[str, str]:
     return "B", f"the base for 2,000,000 images or more ({images:,}), with the changes below"
 
 
-def _resolution(known: Facts) -> int:
+def _resolution(facts: Facts) -> int:
     """The side to train at: the images' own while that is small, then what the budget of tokens allows."""
-    for side, size in ((40, known.side), (80, 64), (180, 128)):
-        if known.side <= side:
+    for side, size in ((40, facts.side), (80, 64), (180, 128)):
+        if facts.side <= side:
             return size
-    return 160 if known.images < 100_000 else 224
+    return 160 if facts.images < 100_000 else 224
 
 
 def _patch(side: int) -> int:
@@ -217,12 +217,12 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def _whole_patches(known: Facts, patch: int) -> int | tuple[int, int]:
+def _whole_patches(facts: Facts, patch: int) -> int | tuple[int, int]:
     """The size, in whole patches; a rectangle where all images are alike and small."""
-    if known.shape is not None and max(known.shape) <= 80:
-        height, width = (-(-side // patch) * patch for side in known.shape)
+    if facts.shape is not None and max(facts.shape) <= 80:
+        height, width = (-(-side // patch) * patch for side in facts.shape)
         return height if height == width else (height, width)
-    return max(patch, round(_resolution(known) / patch) * patch)
+    return max(patch, round(_resolution(facts) / patch) * patch)
 
 
 def _step(config: ViTConfig | BiTConfig) -> int:
@@ -233,7 +233,7 @@ def _step(config: ViTConfig | BiTConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class Table4Row:
     """A row of the paper's Table 4, with the development split that the paper uses for such data."""
 
     images: float  # at most so many
@@ -248,18 +248,18 @@ class Row:
 
 
 TABLE_4 = (
-    Row(1_000, "VTAB", 2_500, (0.01,), 0.2),
-    Row(20_000, "Pets and Flowers", 500, (0.001, 0.003, 0.01, 0.03), 0.1),
-    Row(200_000, "CIFAR", 10_000, (0.001, 0.003, 0.01, 0.03), 0.02),
-    Row(math.inf, "ImageNet", 20_000, (0.003, 0.01, 0.03, 0.06), 0.01),
+    Table4Row(1_000, "VTAB", 2_500, (0.01,), 0.2),
+    Table4Row(20_000, "Pets and Flowers", 500, (0.001, 0.003, 0.01, 0.03), 0.1),
+    Table4Row(200_000, "CIFAR", 10_000, (0.001, 0.003, 0.01, 0.03), 0.02),
+    Table4Row(math.inf, "ImageNet", 20_000, (0.003, 0.01, 0.03, 0.06), 0.01),
 )
 WARMUP = 500  # steps of the official code, whose run of 500 steps has 50
 
 
-def _paper(config: TrainConfig, known: Facts) -> Rules:
+def _paper(config: TrainConfig, facts: Facts) -> Rules:
     """Table 4 lists data sets by name; here the number of images selects the row."""
-    row = next(row for row in TABLE_4 if known.images <= row.images)
-    like = f"as in the paper for {row.like}; here for {row.range} ({known.images:,})"
+    row = next(row for row in TABLE_4 if facts.images <= row.images)
+    like = f"as in the paper for {row.like}; here for {row.range} ({facts.images:,})"
     if config.finetuning.lr_candidates:
         yield "dev_fraction", row.held_out, like
     if config.finetuning.rules == "ours":
@@ -268,7 +268,7 @@ def _paper(config: TrainConfig, known: Facts) -> Rules:
     batch = config.schedule.batch_size or 512
     yield "duration", f"{row.steps} steps", like
     length = config.schedule.duration or f"{row.steps} steps"
-    steps = durations.whole_run(length, batch_size=batch, images=known.images)
+    steps = durations.run_length(length, batch_size=batch, images=facts.images)
     short = steps < 10 * WARMUP
     warmup = f"{-(-steps // 10) if short else WARMUP} steps"
     yield "warmup", warmup, "a tenth of the run" if short else "as in the official code"
@@ -281,120 +281,120 @@ def _paper(config: TrainConfig, known: Facts) -> Rules:
         yield "dev_fraction", row.held_out, like
 
 
-def _length(config: TrainConfig, known: Facts) -> Rules:
+def _length(config: TrainConfig, facts: Facts) -> Rules:
     table = ((2_000, 100, 32), (10_000, 100, 64), (100_000, 100, 128), (500_000, 100, 512), (None, 90, 1024))
-    epochs, batch = next((e, b) for limit, e, b in table if limit is None or known.images < limit)
-    per_epoch = -(-known.images // batch)
-    yield "batch_size", min(batch, known.images), f"{per_epoch:,} step{'' if per_epoch == 1 else 's'} per epoch"
-    if known.start is None:
-        yield "duration", f"{epochs} epochs", f"the default from scratch for {known.images:,} images"
+    epochs, batch = next((e, b) for limit, e, b in table if limit is None or facts.images < limit)
+    per_epoch = -(-facts.images // batch)
+    yield "batch_size", min(batch, facts.images), f"{per_epoch:,} step{'' if per_epoch == 1 else 's'} per epoch"
+    if facts.start is None:
+        yield "duration", f"{epochs} epochs", f"the default from scratch for {facts.images:,} images"
     else:
-        epochs = 30 if known.images < 10_000 else 20 if known.images < 100_000 else 10
-        yield "duration", f"{epochs} epochs", f"shorter than from scratch, since {known.start.name} is trained already"
+        epochs = 30 if facts.images < 10_000 else 20 if facts.images < 100_000 else 10
+        yield "duration", f"{epochs} epochs", f"shorter than from scratch, since {facts.start.name} is trained already"
     yield "schedule", "cosine", "a smooth decay that needs no further settings"
-    unstable = "the first steps of a new model are unstable" if known.start is None else "the new head is untrained"
+    unstable = "the first steps of a new model are unstable" if facts.start is None else "the new head is untrained"
     yield "warmup", "10%", unstable
 
 
 LETTERS = "small grey images may be letters or digits"
 
 
-def _augmentation(config: TrainConfig, known: Facts) -> Rules:
-    given, many = config.augmentation, known.images >= FEW
-    yield from _crops(given, known)
+def _augmentation(config: TrainConfig, facts: Facts) -> Rules:
+    given, many = config.augmentation, facts.images >= FEW
+    yield from _crops(given, facts)
     changed, same = f"off: {LETTERS}, which a mirror changes", "a mirrored image usually shows the same class"
-    yield "flip", not known.drawn, changed if known.drawn else same
-    strong, enough = many and not known.tiny and not known.drawn, _many(known, FEW)
-    yield "randaugment", 2 if strong else 0, enough if strong else _off(known, "which it distorts")
+    yield "flip", not facts.may_be_text, changed if facts.may_be_text else same
+    strong, enough = many and not facts.tiny and not facts.may_be_text, _many(facts, FEW)
+    yield "randaugment", 2 if strong else 0, enough if strong else _off(facts, "which it distorts")
     varied = strong if given.randaugment is None else given.randaugment > 0
     yield "magnitude", 5.0 if varied else 0.0, "half of the maximum of 10" if varied else "RandAugment is off"
     yield "three_augment", False, "off: RandAugment is used instead" if varied else "off by default"
-    yield from _jitter(known, strong, varied)
+    yield from _jitter(facts, strong, varied)
     yield "erase", 0.0, "off by default"
-    mixed = many and not known.tiny and not known.several
-    yield "mixup", 0.2 if mixed else 0.0, enough if mixed else _off(known, mixes=True)
+    mixed = many and not facts.tiny and not facts.multi_label
+    yield "mixup", 0.2 if mixed else 0.0, enough if mixed else _off(facts, mixes=True)
     cut = mixed and strong
-    yield "cutmix", 1.0 if cut else 0.0, enough if cut else _off(known, "which it cuts apart", mixes=True)
+    yield "cutmix", 1.0 if cut else 0.0, enough if cut else _off(facts, "which it cuts apart", mixes=True)
 
 
-def _crops(given: Augmentation, known: Facts) -> Rules:
-    crop = 1.0 if known.drawn else 0.4 if known.images >= FEW else 0.5
-    cuts = f"off: {LETTERS}, which crops cut off" if known.drawn else "objects vary in size and position"
+def _crops(given: Augmentation, facts: Facts) -> Rules:
+    crop = 1.0 if facts.may_be_text else 0.4 if facts.images >= FEW else 0.5
+    cuts = f"off: {LETTERS}, which crops cut off" if facts.may_be_text else "objects vary in size and position"
     yield "crop", crop, cuts
     cropped = (crop if given.crop is None else given.crop) < 1
     if not cropped:
         yield "aspect", 1.0, "off: there are no crops"
-    elif known.drawn:
+    elif facts.may_be_text:
         yield "aspect", 1.0, f"off: {LETTERS}, which it distorts"
     else:
         yield "aspect", 4 / 3, "crops are up to a third wider or higher"
-    if known.drawn:
+    if facts.may_be_text:
         yield "shift", 0.125, "objects vary in position"
     else:
         yield "shift", 0.0, "off: crops move the image already" if cropped else "off by default"
 
 
-def _jitter(known: Facts, strong: bool, varied: bool) -> Rules:
+def _jitter(facts: Facts, strong: bool, varied: bool) -> Rules:
     """`varied`: by RandAugment."""
-    if known.channels == 1:
+    if facts.channels == 1:
         yield "jitter", 0.0, "off: the images are grey"
     elif strong:
-        yield "jitter", 0.0, "off: RandAugment changes colours" if varied else f"off by default: {_many(known, FEW)}"
+        yield "jitter", 0.0, "off: RandAugment changes colours" if varied else f"off by default: {_many(facts, FEW)}"
     else:
         yield "jitter", 0.2, "light and colours vary between images"
 
 
-def _off(known: Facts, letters: str = "", mixes: bool = False) -> str:
+def _off(facts: Facts, letters: str = "", mixes: bool = False) -> str:
     """Why an augmentation is off. `letters`: what it does to them, if anything. `mixes`: whether it mixes labels."""
-    if mixes and known.several:
+    if mixes and facts.multi_label:
         return "off: not used with several labels"
-    if letters and known.drawn:
+    if letters and facts.may_be_text:
         return f"off: {LETTERS}, {letters}"
-    return f"off: the images are very small ({known.side} px)" if known.tiny else f"off: {_many(known, FEW)}"
+    return f"off: the images are very small ({facts.side} px)" if facts.tiny else f"off: {_many(facts, FEW)}"
 
 
-def _optimiser(config: TrainConfig, known: Facts) -> Rules:
+def _optimiser(config: TrainConfig, facts: Facts) -> Rules:
     yield "optimiser", "adamw", "works well without tuning"
     kind, batch = config.optimiser.optimiser or "adamw", config.schedule.batch_size or 128
-    lr = _rate(config, known, kind)
+    lr = _rate(config, facts, kind)
     lr = lr if batch <= 512 else lr * (batch / 512) ** 0.5
     if not config.finetuning.lr_candidates:
-        task = "training from scratch" if known.start is None else "fine-tuning"
+        task = "training from scratch" if facts.start is None else "fine-tuning"
         yield "lr", float(f"{lr:.3g}"), f"the default for {task} with {kind} and batch size {batch:,}"
     yield "weight_decay", 1e-4 if kind == "sgd" else 0.05, f"usual for {kind}"
-    decay, steps = (0.999, "1,000") if known.images >= 2_000 else (0.99, "100")
+    decay, steps = (0.999, "1,000") if facts.images >= 2_000 else (0.99, "100")
     yield "ema", decay, f"averages the weights of about the last {steps} steps"
 
 
-def _rate(config: TrainConfig, known: Facts, kind: str) -> float:
+def _rate(config: TrainConfig, facts: Facts, kind: str) -> float:
     """The learning rate for batches of up to 512."""
-    if known.start is not None:
-        wide = isinstance(known.start.model, BiTConfig) or known.start.model.width > 384
+    if facts.start is not None:
+        wide = isinstance(facts.start.model, BiTConfig) or facts.start.model.width > 384
         if config.optimiser.layer_decay < 1 and kind != "sgd":  # it is the head's, and far less for the first layers
             return 3e-4 if wide else 1e-3
         return 0.01 if kind == "sgd" else 1e-4 if wide else 3e-4
-    small = (config.architecture.width or 192) <= 128 and not _is_bit(config, known)
+    small = (config.architecture.width or 192) <= 128 and not _is_bit(config, facts)
     return 0.03 if kind == "sgd" else 2e-3 if small or kind == "lamb" else 1e-3
 
 
-def model_config(config: TrainConfig, known: Facts) -> ViTConfig | BiTConfig:
+def make_model_config(config: TrainConfig, facts: Facts) -> ViTConfig | BiTConfig:
     """The config of the model that this run trains."""
-    if known.start is not None:
-        return initial_weights.model_config(known.start, config.architecture)
+    if facts.start is not None:
+        return initial_weights.finetuned_config(facts.start, config.architecture)
     own = {name: value for name, value in vars(config.architecture).items() if name not in NOT_OF_MODELS}
     given = {name: value for name, value in own.items() if value is not None}
     name = config.architecture.model or ""
-    return zoo.config(name, num_classes=known.classes, channels=known.channels, **given)
+    return zoo.config(name, num_classes=facts.classes, channels=facts.channels, **given)
 
 
-def preprocessing(config: TrainConfig, known: Facts) -> Preprocessing:
+def evaluation_preprocessing(config: TrainConfig, facts: Facts) -> Preprocessing:
     """What the trained model is to be shown: the whole image if training squashed it, or else its middle."""
     size, crop = config.architecture.image_size, config.augmentation.crop
     assert size is not None
     assert crop is not None
-    shown = default_preprocessing(size, known.channels)
-    if known.start is not None:  # pixels are on the scale that its weights know
-        shown = replace(shown, mean=known.start.preprocessing.mean, std=known.start.preprocessing.std)
+    shown = default_preprocessing(size, facts.channels)
+    if facts.start is not None:  # pixels are on the scale that its weights know
+        shown = replace(shown, mean=facts.start.preprocessing.mean, std=facts.start.preprocessing.std)
     height, width = _pair(size)
     squashed = crop == 1 or config.finetuning.rules == "paper"  # as the official code shows images
     if squashed or height != width:  # the short side alone would leave a rectangle with black edges

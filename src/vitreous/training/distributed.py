@@ -22,17 +22,17 @@ class World:
         return cls()
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """The one that writes files and speaks."""
         return self.rank == 0
 
-    def add_up(self, tensors: list[Tensor]) -> None:
+    def all_reduce(self, tensors: list[Tensor]) -> None:
         """Each becomes its sum over all processes, in place."""
         if self.size > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
-    def join(self, tensors: list[Tensor]) -> list[Tensor]:
+    def all_gather(self, tensors: list[Tensor]) -> list[Tensor]:
         """Each becomes the rows of all processes, which may have different numbers of them."""
         if self.size == 1:
             return tensors
@@ -49,12 +49,12 @@ class World:
             joined.append(torch.cat([part[:count] for part, count in zip(parts, rows.tolist(), strict=True)]))
         return joined
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all processes are here."""
         if self.size > 1:
             dist.barrier()
 
-    def agree(self, flag: bool) -> bool:
+    def any(self, flag: bool) -> bool:
         """Whether any process says so: all stop at one step, or none."""
         if self.size == 1:
             return flag

@@ -20,7 +20,7 @@ NUMBER = re.compile(r"\s*([+-]?(?:nan|inf|(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:e[+-]?\
 MOST_EXAMPLES = 2**63 - 1  # positions in the training stream are 64-bit numbers
 
 
-def steps(
+def duration_steps(
     duration: str | float,
     *,
     batch_size: int,
@@ -64,9 +64,9 @@ def with_unit(duration: str | float) -> str:
     return f"{match[1]} {'epoch' if float(match[1]) == 1 else 'epochs'}"
 
 
-def whole_run(duration: str | float, *, batch_size: int, images: int, name: str = "duration") -> int:
+def run_length(duration: str | float, *, batch_size: int, images: int, name: str = "duration") -> int:
     """Steps of a run from its first to its last: never a percentage, never 0."""
-    total = steps(duration, batch_size=batch_size, images=images, name=name)
+    total = duration_steps(duration, batch_size=batch_size, images=images, name=name)
     if total == 0:
         raise VitreousError(f"{name} = {brief(duration)}: the whole run has to be longer than nothing")
     return total

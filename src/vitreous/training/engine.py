@@ -27,14 +27,16 @@ from vitreous.training.distributed import World
 from vitreous.training.graphs import RecordedPass
 from vitreous.training.optim.ema import Ema
 from vitreous.training.optim.losses import Loss
-from vitreous.training.optim.optimisers import Optimisers, clip_
+from vitreous.training.optim.optimisers import Optimisers, clip_gradients_
 
 SKIPPED, LONG = 0.2, 5e12  # stochastic depth, and FLOPs of a pass, from which dropped branches are left out
-SMALL = 2**22  # pixels of a pass, of all channels: with fewer, fusing augmentation saves less than compiling it takes
+MIN_PIXELS_TO_COMPILE = (
+    2**22
+)  # pixels of a pass, of all channels: with fewer, fusing augmentation saves less than compiling it takes
 
 
 @dataclass(frozen=True)
-class Preparation:
+class BatchPreparation:
     """From what the loader gives to what the model is trained on."""
 
     cut: BatchCropper
@@ -44,7 +46,7 @@ class Preparation:
     loss: Loss
 
     @property
-    def bare(self) -> bool:
+    def only_normalises(self) -> bool:
         """Whether there is nothing to do to images but to normalise them: they come cropped, and nothing is drawn."""
         o = self.options
         drawn = (o.shift, o.randaugment, o.three_augment, o.jitter, o.erase, o.mixup, o.cutmix)
@@ -61,7 +63,7 @@ class Preparation:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepResult:
     """What a step tells, on the device: nobody waits for it until it is read."""
 
     loss: Tensor  # summed over the images of this process
@@ -76,7 +78,7 @@ class Engine:
         self,
         model: nn.Module,
         loss: Loss,
-        prepare: Preparation,
+        prepare: BatchPreparation,
         optimisers: Optimisers,
         ema: Ema | None,
         clip: float | None,
@@ -85,7 +87,7 @@ class Engine:
     ):
         self.model, self.loss, self.optimisers, self.ema = model, loss, optimisers, ema
         self.paired = bool(prepare.options.mixup or prepare.options.cutmix)
-        self.bare = prepare.bare
+        self.only_normalises = prepare.only_normalises
         self.prepare: Callable[..., tuple[Tensor, Tensor]] = prepare
         self.pixels = micro_batch * len(prepare.mean) * math.prod(prepare.cut.crop.size)  # of a pass
         self.size: tuple[int, int] | None = None  # of the images that are shown; None: the model's
@@ -93,8 +95,8 @@ class Engine:
         self.device = next(model.parameters()).device
         self.forward: Callable[[Tensor], Tensor] = model  # in training: `plain`, or something faster
         self.plain: Callable[[Tensor], Tensor] = model  # never compiled
-        self.recorded: RecordedPass | None = None
-        self.records = False
+        self.captured: RecordedPass | None = None
+        self.captures = False
         self.structure: Structure | None = None  # of the model, as it was compiled
         self.path = "plain"  # which way passes go, in words
         self.notes: list[str] = []  # what happened on the way, for the loop to tell
@@ -104,23 +106,25 @@ class Engine:
         """Run forward, backward and preparation as fused kernels: our own for the encoder of a standard ViT in bf16,
         the compiler's for everything else. Where that fails, training goes on without, and a note says so. Afterwards
         no module of the model may be replaced, and no hook registered."""
-        unknown = unknown_code(self.model)
-        self.records = self.device.type == "cuda" and unknown is None
-        self.path = fused_training(self.model, self.precision)
+        unknown = find_unknown_code(self.model)
+        self.captures = self.device.type == "cuda" and unknown is None
+        self.path = choose_training_path(self.model, self.precision)
         if self.path == FUSED:
             from vitreous.fast.fused_training import TrainingViT
 
             skips = self._skips()
             self.forward = TrainingViT(cast(VisionTransformer, self.model), skips)
             if skips:  # no two passes are of the same sizes
-                self.path, self.records = f"{FUSED}, dropped branches skipped", False
+                self.path, self.captures = f"{FUSED}, dropped branches skipped", False
         elif unknown is not None:
             self.path = f"plain; not compiled: {unknown}"
         else:
-            self.plain = eagerly(self.model)
-            self.forward = compiled_by_parts(self.model)
+            self.plain = run_eagerly(self.model)
+            self.forward = compile_blocks(self.model)
         self.structure = Structure(self.model)
-        if not self.bare and not (self.records and self.pixels < SMALL):  # what is recorded is launched as one anyway
+        if not self.only_normalises and not (
+            self.captures and self.pixels < MIN_PIXELS_TO_COMPILE
+        ):  # what is recorded is launched as one anyway
             self.prepare = self._guarded(torch.compile(self.prepare, dynamic=False), self.prepare)
 
     def _skips(self) -> bool:
@@ -130,10 +134,10 @@ class Engine:
         flops = 3 * self.micro_batch * cost(config, self.size or pair(config.image_size)).flops.total
         return config.stochastic_depth >= SKIPPED and flops >= LONG
 
-    def show(self, size: tuple[int, int] | None) -> None:
+    def set_image_size(self, size: tuple[int, int] | None) -> None:
         """From now on the model is trained on images of this size; None: its own."""
         if size != self.size:
-            self.size, self.recorded = size, None
+            self.size, self.captured = size, None
 
     def _guarded(self, compiled: Any, plain: Any) -> Any:
         """Compiled augmentation; should it fail, the plain one from then on."""
@@ -162,7 +166,7 @@ class Engine:
         with self.autocast():
             return self.plain(images)
 
-    def step(self, batch: Batch, number: int, batch_size: int, world: World) -> Stepped:
+    def step(self, batch: Batch, number: int, batch_size: int, world: World) -> StepResult:
         """One change of the weights. Where memory runs out, the passes are halved and the step is done again."""
         if self.structure is not None and self.structure.changed():
             raise VitreousError(
@@ -175,13 +179,13 @@ class Engine:
                 break
             except torch.OutOfMemoryError as error:
                 self._halve(error)
-        world.add_up([p.grad for p in self.optimisers.parameters if p.grad is not None])
-        norm = clip_(self.optimisers.parameters, self.clip)
+        world.all_reduce([p.grad for p in self.optimisers.parameters if p.grad is not None])
+        norm = clip_gradients_(self.optimisers.parameters, self.clip)
         self.updating = True  # until whoever counts the steps has counted this one
         self.optimisers.step()
         if self.ema is not None:
             self.ema.update(number)
-        return Stepped(loss, right, norm)
+        return StepResult(loss, right, norm)
 
     def _gradients(self, batch: Batch, batch_size: int) -> tuple[Tensor, Tensor]:
         """Added up over passes of the micro-batch, so that they are those of the whole batch."""
@@ -213,18 +217,18 @@ class Engine:
         def run(rows: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
             return self._forward_backward(rows, labels, keys, batch_size)
 
-        if self.recorded is None and self.records and len(keys) == self.micro_batch:
+        if self.captured is None and self.captures and len(keys) == self.micro_batch:
             try:
-                self.recorded = RecordedPass(run, (rows, labels, keys), self.optimisers.parameters)
+                self.captured = RecordedPass(run, (rows, labels, keys), self.optimisers.parameters)
             except (torch.OutOfMemoryError, VitreousError):
                 raise
             except RuntimeError as error:
-                self.records = False
+                self.captures = False
                 reason = _first_line(error)
                 self.notes.append(f"the pass could not be recorded ({reason}): going on without, which may be slower")
                 self.optimisers.zero_grad()
-        if self.recorded is not None and len(keys) == self.micro_batch:
-            return self.recorded(rows, labels, keys)
+        if self.captured is not None and len(keys) == self.micro_batch:
+            return self.captured(rows, labels, keys)
         return run(rows, labels, keys)
 
     def _forward_backward(self, rows: Tensor, labels: Tensor, keys: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -268,7 +272,7 @@ class Engine:
 
     def _halve(self, error: BaseException) -> None:
         self.optimisers.zero_grad()
-        self.recorded = None
+        self.captured = None
         least = 2 if self.paired else 1  # pairs stay together
         if self.micro_batch // 2 < least:
             raise VitreousError(
@@ -291,7 +295,7 @@ def _first_line(error: BaseException) -> str:
 FUSED = "fused kernels"
 
 
-def fused_training(model: nn.Module, precision: str) -> str:
+def choose_training_path(model: nn.Module, precision: str) -> str:
     """FUSED, where a model can be trained by our own kernels; or else "compiled", and why."""
     device = next(model.parameters()).device
     reason = "they are for bf16" if precision != "bf16" else no_kernels(device)
@@ -300,7 +304,7 @@ def fused_training(model: nn.Module, precision: str) -> str:
     return FUSED if reason is None else f"compiled; no fused kernels: {reason}"
 
 
-def compiled_by_parts(model: nn.Module) -> nn.Module:
+def compile_blocks(model: nn.Module) -> nn.Module:
     """The model with its blocks compiled, once for all of them: they differ in their weights alone. What is between
     them is too little to wait for. A network without blocks is compiled whole."""
     blocks = getattr(model, "blocks", None)
@@ -313,7 +317,7 @@ def compiled_by_parts(model: nn.Module) -> nn.Module:
     return model
 
 
-def unknown_code(model: nn.Module) -> str | None:
+def find_unknown_code(model: nn.Module) -> str | None:
     """Where a model runs code that is neither torch's nor ours, in words; None: nowhere. Such a model is not compiled
     and not recorded: a compiler may overlook what was replaced or hooked, and a CUDA graph runs no Python at all."""
     for name, module in model.named_modules():
@@ -331,7 +335,7 @@ def force_eager() -> AbstractContextManager[Any]:
     return cast(AbstractContextManager[Any], torch.compiler.set_stance("force_eager"))
 
 
-def eagerly(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def run_eagerly(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """The model without what was compiled of it."""
 
     def call(images: Tensor) -> Tensor:

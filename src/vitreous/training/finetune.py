@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from vitreous.training.recipes import finetuning
+from vitreous.training.recipes import finetuning_recipe
 from vitreous.training.train import Outcome, train
 
 
@@ -20,4 +20,4 @@ def finetune(
 
     `recipe` is paper, fast, linear or lora; `fields`, those of TrainConfig, change it. `overwrite`: as of `train`.
     """
-    return train(data, finetuning(recipe), quiet=quiet, overwrite=overwrite, start=start, **fields)
+    return train(data, finetuning_recipe(recipe), quiet=quiet, overwrite=overwrite, start=start, **fields)

@@ -29,7 +29,7 @@ DROPS = ("dropout", "stochastic_depth")
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialWeights:
     """The model that a run starts from, without its weights: enough to resume the run when their file is gone."""
 
     source: str  # a name, or an absolute path
@@ -40,7 +40,7 @@ class Start:
 
     @property
     def name(self) -> str:
-        return short_name(self.source)
+        return source_name(self.source)
 
     def to_json(self) -> dict[str, Any]:
         kind = "vit" if isinstance(self.model, ViTConfig) else "bit"
@@ -48,7 +48,7 @@ class Start:
         return {"source": self.source, **described, "digest": self.digest, "guesses": self.guesses}
 
     @classmethod
-    def from_json(cls, values: Any) -> Start:
+    def from_json(cls, values: Any) -> InitialWeights:
         """What `to_json` gave."""
         try:
             model = config_from_json(values["model"], values["config"])
@@ -58,12 +58,12 @@ class Start:
             raise VitreousError(f"it does not say which weights the run started from ({error})") from error
 
 
-def anchored(source: str) -> str:
+def absolute_source(source: str) -> str:
     """Names as they are, paths made absolute, so that they are found from any folder."""
     return source if source in shipped.NAMES or source.startswith(hub.SCHEME) else str(Path(source).absolute())
 
 
-def short_name(source: str) -> str:
+def source_name(source: str) -> str:
     """For messages: a name, or the last part of a path that tells checkpoints apart."""
     if source in shipped.NAMES or source.startswith(hub.SCHEME):
         return source
@@ -71,7 +71,7 @@ def short_name(source: str) -> str:
     return path.parent.name if path.name in WEIGHT_FILES and path.parent.name else path.name
 
 
-def begin(config: TrainConfig, classes: int) -> tuple[Start, State]:
+def load_initial_weights(config: TrainConfig, classes: int) -> tuple[InitialWeights, State]:
     """The model of `config.architecture.start` with a new head of zeros, at the size that is asked for or its own."""
     asked, source = config.architecture, config.architecture.start or ""
     if not source.strip():
@@ -88,20 +88,22 @@ def begin(config: TrainConfig, classes: int) -> tuple[Start, State]:
         _check(found.config)
     except VitreousError as error:
         raise VitreousError(f"the weights to start from cannot be used: {error}") from error
-    _agree(asked, found.config, short_name(source))
-    guesses = (f"{short_name(source)}: {found.report.guessed}",) if found.report.guessed else ()
-    return Start(anchored(source), found.config, found.preprocessing, tensors_digest(found.state), guesses), found.state
+    _agree(asked, found.config, source_name(source))
+    guesses = (f"{source_name(source)}: {found.report.guessed}",) if found.report.guessed else ()
+    return InitialWeights(
+        absolute_source(source), found.config, found.preprocessing, tensors_digest(found.state), guesses
+    ), found.state
 
 
-def begin_again(start: Start, config: TrainConfig) -> State:
+def reload_initial_weights(start: InitialWeights, config: TrainConfig) -> State:
     """The same weights again, for a run that ended before its first state was saved."""
-    again, weights = begin(config, start.model.num_classes)
+    again, weights = load_initial_weights(config, start.model.num_classes)
     if again.digest != start.digest:
         raise VitreousError(f"{start.source}: these are not the weights that the run started from")
     return weights
 
 
-def model_config(start: Start, asked: Architecture) -> ViTConfig | BiTConfig:
+def finetuned_config(start: InitialWeights, asked: Architecture) -> ViTConfig | BiTConfig:
     """The config of the model in this run: dropout and stochastic depth are the run's own."""
     own = [name for name in DROPS if getattr(asked, name) is not None and hasattr(start.model, name)]
     drops: dict[str, Any] = {name: getattr(asked, name) for name in own}

@@ -33,7 +33,7 @@ SHARE = 0.3  # of the free memory that images may take
 
 
 @dataclass(frozen=True)
-class Feed:
+class RunLoaders:
     train: TrainLoader
     val: EvalLoader | None
     test: EvalLoader | None
@@ -41,13 +41,13 @@ class Feed:
     digests: dict[str, Tensor]  # of the images of each split, by content
 
     @property
-    def held(self) -> bool:
+    def cached(self) -> bool:
         return self.train.scan.cached is not None
 
 
-def feed(data: DataSet, plan: Plan, world: World, reporter: ProgressReporter) -> Feed:
+def build_loaders(data: DataSet, plan: Plan, world: World, reporter: ProgressReporter) -> RunLoaders:
     """Read every image once. Too many bad ones stop the run here."""
-    channels, size, workers = plan.model.channels, plan.size, workers_of(plan, data)
+    channels, size, workers = plan.model.channels, plan.size, count_workers(plan, data)
     options = plan.config.augmentation
     prepare = EvalTransform(plan.preprocessing)
     whole = EvalTransform(default_preprocessing(size, channels)) if options.crop == 1 else None
@@ -80,10 +80,10 @@ def feed(data: DataSet, plan: Plan, world: World, reporter: ProgressReporter) ->
         if name != "train"
     }
     found = {name: one.digests for name, one in surveys.items() if one.digests is not None}
-    return Feed(train, loaders.get("val"), loaders.get("test"), bad, found)
+    return RunLoaders(train, loaders.get("val"), loaders.get("test"), bad, found)
 
 
-def workers_of(plan: Plan, data: DataSet) -> int:
+def count_workers(plan: Plan, data: DataSet) -> int:
     given = plan.config.reading.workers
     if given is not None:
         return given

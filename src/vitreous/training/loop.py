@@ -18,12 +18,12 @@ from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.metrics import Result, Scores
 from vitreous.training import lora, state
 from vitreous.training.distributed import World
-from vitreous.training.engine import Engine, Stepped
-from vitreous.training.loaders import Feed
-from vitreous.training.metric_loggers import Sink
+from vitreous.training.engine import Engine, StepResult
+from vitreous.training.loaders import RunLoaders
+from vitreous.training.metric_loggers import MetricLogger
 from vitreous.training.optim.losses import Loss
 from vitreous.training.plan import Plan
-from vitreous.training.run_directory import RunFolder
+from vitreous.training.run_directory import RunDirectory
 from vitreous.training.signals import Signals, Stopped
 from vitreous.utils.console import printable
 from vitreous.utils.device import used_memory
@@ -40,7 +40,7 @@ class DivergenceError(VitreousError):
 
 
 @dataclass
-class Best:
+class BestWeights:
     value: float  # of the metric it was chosen by
     loss: float  # decides where that is equal: small sets of images are all right long before training ends
     step: int
@@ -48,12 +48,12 @@ class Best:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """Where a run is, beside its tensors."""
 
     step: int = 0
     seconds: float = 0.0  # of training, in all processes that took part one after the other
-    best: Best | None = None
+    best: BestWeights | None = None
     stale: int = 0  # evaluations since the best one
     micro_batch: int = 0
     ended: bool = False  # all steps are done, or patience ended
@@ -61,30 +61,36 @@ class Progress:
     weights: dict[str, str] = field(default_factory=dict)  # digests of best.safetensors and last.safetensors
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Progress:
+    def from_json(cls, values: dict[str, Any]) -> RunProgress:
         best = values.pop("best")
-        return cls(**values, best=None if best is None else Best(**best))
+        return cls(**values, best=None if best is None else BestWeights(**best))
 
 
 @dataclass
-class Window:
+class LogWindow:
     """What happened since the last line of the log. Tensors are not looked at before that."""
 
-    steps: list[tuple[int, Stepped]] = field(default_factory=list)
+    steps: list[tuple[int, StepResult]] = field(default_factory=list)
     waited: float = 0.0
     started: float = field(default_factory=time.perf_counter)
 
 
-class Loop:
+class TrainingLoop:
     def __init__(
-        self, plan: Plan, feed: Feed, engine: Engine, folder: RunFolder, reporter: ProgressReporter, world: World
+        self,
+        plan: Plan,
+        loaders: RunLoaders,
+        engine: Engine,
+        folder: RunDirectory,
+        reporter: ProgressReporter,
+        world: World,
     ):
-        self.plan, self.feed, self.engine, self.folder = plan, feed, engine, folder
+        self.plan, self.loaders, self.engine, self.folder = plan, loaders, engine, folder
         self.reporter, self.world = reporter, world
-        self.sinks: list[Sink] = []
-        self.progress = Progress(micro_batch=engine.micro_batch)
+        self.metric_loggers: list[MetricLogger] = []
+        self.progress = RunProgress(micro_batch=engine.micro_batch)
         self.plain_loss = Loss(engine.loss.sigmoid, engine.loss.classes)  # evaluation: nothing smoothed or weighted
-        self.window = Window()
+        self.window = LogWindow()
         self.where = self.numbers = ""  # beside the bar
 
     # ------------------------------------------------------------ the state
@@ -102,18 +108,18 @@ class Loop:
 
     def restore(self, path: Path, progress: dict[str, Any]) -> None:
         tree = self.tensors()
-        state.load(path, tree)
+        state.load_state(path, tree)
         torch.set_rng_state(tree["random"]["cpu"])
         if "cuda" in tree["random"]:
             torch.cuda.set_rng_state(tree["random"]["cuda"], self.engine.device)
-        self.progress = Progress.from_json(progress)
+        self.progress = RunProgress.from_json(progress)
         self.engine.micro_batch = self.progress.micro_batch
-        if self.world.first:
+        if self.world.is_main:
             self._restore_files(path)
 
     def _restore_files(self, path: Path) -> None:
         """The weights as they were when the state was saved; what is there now may be of steps that are lost."""
-        state.restore_files(path, self.folder.path, self.progress.weights)
+        state.restore_weight_files(path, self.folder.path, self.progress.weights)
         for file in (self.folder.best, self.folder.last):
             if file.name not in self.progress.weights:
                 file.unlink(missing_ok=True)
@@ -123,9 +129,9 @@ class Loop:
         self._save_state()
 
     def _save_state(self) -> None:
-        if self.world.first:
+        if self.world.is_main:
             weights = {self.folder.path / name: digest for name, digest in self.progress.weights.items()}
-            state.save(self.folder.state, self.progress.step, self.tensors(), asdict(self.progress), weights)
+            state.save_state(self.folder.state, self.progress.step, self.tensors(), asdict(self.progress), weights)
         self.saved = time.monotonic()
 
     # ------------------------------------------------------------ the loop
@@ -142,7 +148,7 @@ class Loop:
         ):
             try:
                 self._finish_step()  # of a state that was saved before its evaluation
-                batches = self.feed.train.batches(progress.step, plan.steps)
+                batches = self.loaders.train.batches(progress.step, plan.steps)
                 while progress.step < plan.steps and not progress.ended:
                     self._step(batches, advance)
                     profiled()
@@ -159,13 +165,13 @@ class Loop:
                 raise
 
     def _save_is_due(self, signals: Signals) -> bool:
-        if self.world.agree(signals.received is not None):
+        if self.world.any(signals.received is not None):
             return True
-        return self.world.agree(time.monotonic() - self.saved > 60 * self.plan.config.run.save_minutes)
+        return self.world.any(time.monotonic() - self.saved > 60 * self.plan.config.run.save_minutes)
 
     def _stop_if_asked(self, signals: Signals) -> None:
         """After the state was saved. Signals that arrived meanwhile count too."""
-        if self.world.agree(signals.received is not None):
+        if self.world.any(signals.received is not None):
             raise Stopped(self._farewell(), signals.received or signal.SIGTERM)
 
     def _finish_step(self) -> None:
@@ -209,7 +215,7 @@ class Loop:
         self._name_bad(batch.bad)
         engine.model.train()
         engine.optimisers.set_factor(self.plan.schedule(progress.step))
-        engine.show(self.plan.size_at(progress.step))
+        engine.set_image_size(self.plan.size_at(progress.step))
         stepped = engine.step(batch, progress.step, self.plan.batch_size, self.world)
         window.steps.append((progress.step, stepped))
         progress.step += 1
@@ -223,7 +229,7 @@ class Loop:
         advance(1, self.where, self.numbers)
 
     def _due(self, step: int) -> bool:
-        return self.feed.val is not None and (step % self.plan.evaluate_every == 0 or step == self.plan.steps)
+        return self.loaders.val is not None and (step % self.plan.evaluate_every == 0 or step == self.plan.steps)
 
     def _patience_is_over(self) -> bool:
         patience = self.plan.config.run.patience
@@ -244,19 +250,19 @@ class Loop:
         if not window.steps:
             return
         sums = torch.stack([torch.stack([s.loss, s.right]) for _, s in window.steps])
-        self.world.add_up([sums])
+        self.world.all_reduce([sums])
         rows = torch.cat([sums, torch.stack([s.grad_norm for _, s in window.steps])[:, None]], 1).tolist()
         for (step, _), (loss, _, norm) in zip(window.steps, rows, strict=True):
             if not abs(loss) + norm < float("inf"):
                 self._not_a_number(step, "loss" if not abs(loss) < float("inf") else "gradient")
         images = len(rows) * plan.batch_size
         passed = time.perf_counter() - window.started
-        accuracy = None if plan.known.several else sum(right for _, right, _ in rows) / images
+        accuracy = None if plan.facts.multi_label else sum(right for _, right, _ in rows) / images
         line = {
             "kind": "train",
             "step": self.progress.step,
             "examples": self.progress.step * plan.batch_size,
-            "epoch": round(self.progress.step * plan.batch_size / plan.known.images, 4),
+            "epoch": round(self.progress.step * plan.batch_size / plan.facts.images, 4),
             "loss": sum(loss for loss, _, _ in rows) / images,
             "accuracy": accuracy,
             "lr": self.engine.optimisers.learning_rate,
@@ -269,35 +275,35 @@ class Loop:
         self.where, self.numbers = f"epoch {line['epoch']:.1f}", _line(line)
         if record:
             self._record(line)
-            self.window = Window()
+            self.window = LogWindow()
 
     def _record(self, line: dict[str, Any]) -> None:
-        if not self.world.first:
+        if not self.world.is_main:
             return
         self.folder.record(line)
         prefix = f"{line['split']}/{line['weights']}/" if line["kind"] == "eval" else f"{line['kind']}/"
         numbers = {f"{prefix}{k}": v for k, v in line.items() if isinstance(v, int | float) and k != "step"}
-        for sink in self.sinks:
+        for sink in self.metric_loggers:
             sink.write(line["step"], numbers)
 
     def _event(self, text: str) -> None:
-        if self.world.first:
+        if self.world.is_main:
             self.folder.record({"kind": "event", "step": self.progress.step, "text": text})
             self.reporter.note(text)
 
     def _name_bad(self, bad: tuple[tuple[int, str], ...]) -> None:
         """Images that could be read when the data was checked, and cannot be any more."""
-        if bad and self.world.first:
-            self.folder.name_bad([f"train\t{reason}" for _, reason in bad])
+        if bad and self.world.is_main:
+            self.folder.add_unreadable([f"train\t{reason}" for _, reason in bad])
             self._event(f"{bad[0][1]}: another image takes its place")
 
     def _not_a_number(self, step: int, what: str) -> None:
-        start, stop = self.feed.train.positions(step)
-        indices = self.feed.train.replacements[self.feed.train.sampler.indices(start, stop)].tolist()
+        start, stop = self.loaders.train.positions(step)
+        indices = self.loaders.train.replacements[self.loaders.train.sampler.indices(start, stop)].tolist()
         path = self.folder.path / "bad_batch.txt"
-        names = (printable(self.feed.train.source.name(i)) for i in indices)
+        names = (printable(self.loaders.train.source.name(i)) for i in indices)
         path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-        kept = state.states(self.folder.state)
+        kept = state.list_states(self.folder.state)
         saved = f"the last good state is {kept[0].name}" if kept else "no state was saved before it"
         raise DivergenceError(
             f"the {what} is no longer a number at step {step} (examples {start} to {stop - 1} of the stream, named in"
@@ -318,7 +324,7 @@ class Loop:
                 {
                     "kind": "eval",
                     "step": self.progress.step,
-                    "epoch": round(self.progress.step * self.plan.batch_size / self.plan.known.images, 4),
+                    "epoch": round(self.progress.step * self.plan.batch_size / self.plan.facts.images, 4),
                     "split": "val",
                     "weights": weights,
                     "images": result.images,
@@ -330,16 +336,16 @@ class Loop:
         self._write(self.folder.last, "raw")
         self._keep_best(found)
         self.progress.evaluated = self.progress.step
-        self.window = Window()
+        self.window = LogWindow()
 
     def _scored(self) -> Result:
-        assert self.feed.val is not None
+        assert self.loaders.val is not None
         engine, device = self.engine, self.engine.device
-        scores = Scores(engine.loss.classes, self.plan.known.several, device, engine.loss.sigmoid)
+        scores = Scores(engine.loss.classes, self.plan.facts.multi_label, device, engine.loss.sigmoid)
         engine.model.eval()
-        score(engine.predict, self.feed.val, self.plain_loss, scores)
-        self.world.add_up(scores.sums())
-        scores.take(self.world.join(scores.gathered()))
+        score(engine.predict, self.loaders.val, self.plain_loss, scores)
+        self.world.all_reduce(scores.sums())
+        scores.take(self.world.all_gather(scores.gathered()))
         return scores.result()
 
     def _keep_best(self, found: dict[str, Result]) -> None:
@@ -357,25 +363,25 @@ class Loop:
         equal = better and best is not None and ranks[weights][0] == sign * best.value
         if better:
             self._write(self.folder.best, weights)
-            progress.best = Best(sign * ranks[weights][0], found[weights].loss, progress.step, weights)
+            progress.best = BestWeights(sign * ranks[weights][0], found[weights].loss, progress.step, weights)
         progress.stale = 0 if better else progress.stale + (ranks[weights][0] > -inf)
-        scores = "  ".join(f"{w} {name} {shown(name, r.summary().get(name))}" for w, r in found.items())
-        if self.world.first:
-            epoch = progress.step * self.plan.batch_size / self.plan.known.images
+        scores = "  ".join(f"{w} {name} {format_metric(name, r.summary().get(name))}" for w, r in found.items())
+        if self.world.is_main:
+            epoch = progress.step * self.plan.batch_size / self.plan.facts.images
             mark = "  best so far, by its loss" if equal else "  best so far" if better else ""
             self.reporter.notes.print(f"epoch {epoch:6.1f}  val {scores}{mark}")
 
     def _write(self, path: Path, weights: str) -> None:
-        if not self.world.first:
+        if not self.world.is_main:
             return
         model: Any = self.engine.model
         model.report = None
         mean = self.engine.ema.applied() if weights == "ema" and self.engine.ema is not None else nullcontext()
         with mean, lora.merged(model):
             save_model(model, path)
-        self.progress.weights[path.name] = state.digest(path)
+        self.progress.weights[path.name] = state.file_digest(path)
 
-    def keep_last_as_best(self) -> None:
+    def save_last_as_best(self) -> None:
         """Where nothing was held out to choose by."""
         self._write(self.folder.last, "raw")
         self._write(self.folder.best, "raw" if self.engine.ema is None else "ema")
@@ -433,7 +439,7 @@ def _line(values: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def shown(name: str, value: float | None) -> str:
+def format_metric(name: str, value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.4f}" if name == "loss" else f"{value:.2%}"

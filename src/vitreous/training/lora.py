@@ -21,7 +21,7 @@ from vitreous.training.config import Finetuning
 ADAPTED = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # of every block
 
 
-class Adapted(nn.Module):
+class LoraLinear(nn.Module):
     """A linear layer and what is added to it."""
 
     def __init__(self, plain: nn.Linear, rank: int, alpha: float):
@@ -45,7 +45,7 @@ class Adapted(nn.Module):
         return plain
 
 
-def adapt_(model: VisionTransformer | BiT, options: Finetuning) -> None:
+def add_adapters_(model: VisionTransformer | BiT, options: Finetuning) -> None:
     """Put adapters into a model, and train nothing but them and the head. Rank 0: leave it as it is."""
     rank, alpha = options.lora, options.lora_alpha
     if rank == 0:
@@ -66,13 +66,13 @@ def adapt_(model: VisionTransformer | BiT, options: Finetuning) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("head."))
     for name in _names(model):
-        model.set_submodule(name, Adapted(_linear(model, name), rank, alpha))
+        model.set_submodule(name, LoraLinear(_linear(model, name), rank, alpha))
 
 
 @contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
     """The plain model, each matrix with what its adapters add; as it was, to the bit, when the block is left."""
-    adapted = {name: part for name, part in model.named_modules() if isinstance(part, Adapted)}
+    adapted = {name: part for name, part in model.named_modules() if isinstance(part, LoraLinear)}
     for name, part in adapted.items():
         model.set_submodule(name, part.merged())
     try:

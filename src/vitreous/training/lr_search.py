@@ -20,19 +20,19 @@ from vitreous.training import durations
 from vitreous.training.config import TrainConfig
 from vitreous.training.defaults import Choice
 from vitreous.training.distributed import World
-from vitreous.training.loop import DivergenceError, shown
+from vitreous.training.loop import DivergenceError, format_metric
 from vitreous.training.plan import Plan
-from vitreous.training.run_directory import RunFolder
+from vitreous.training.run_directory import RunDirectory
 from vitreous.training.signals import Stopped
 from vitreous.utils.environment import program
 from vitreous.utils.progress import ProgressReporter
 
-Run = Callable[[DataSet, TrainConfig, RunFolder], Result | None]
+Run = Callable[[DataSet, TrainConfig, RunDirectory], Result | None]
 """Begin a run in a folder, or go on with it; what it reached on the validation images."""
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateResult:
     """A learning rate, and what it reached on the development split."""
 
     lr: float
@@ -52,10 +52,12 @@ class Tried:
         return (-self.value if self.metric == "loss" else self.value), -loss
 
     def __str__(self) -> str:
-        return f"{self.lr:g}: {shown(self.metric, self.value)}" if not self.failure else f"{self.lr:g}: diverged"
+        return (
+            f"{self.lr:g}: {format_metric(self.metric, self.value)}" if not self.failure else f"{self.lr:g}: diverged"
+        )
 
 
-def development(data: DataSet, config: TrainConfig) -> DataSet:
+def development_split(data: DataSet, config: TrainConfig) -> DataSet:
     """The training images alone: most of them to train with, and some to choose by."""
     fraction, seed = config.finetuning.dev_fraction or 0.0, config.reading.split_seed
     kept, aside = stratified_split(data.train.labels, fraction, seed)
@@ -69,7 +71,7 @@ def development(data: DataSet, config: TrainConfig) -> DataSet:
     return DataSet(data.name, data.classes, data.channels, train, dev, split=how)
 
 
-def candidate(made: Plan, rate: float) -> TrainConfig:
+def candidate_config(made: Plan, rate: float) -> TrainConfig:
     """The config of a run that tries one of the learning rates: the same run, all of it or a part."""
     config, wish = made.config, made.config.finetuning.candidate_duration
     steps = _steps(made, wish, "candidate_duration")
@@ -94,47 +96,55 @@ def candidate(made: Plan, rate: float) -> TrainConfig:
 
 
 def _steps(made: Plan, duration: str, name: str) -> int:
-    images, total = made.known.images, made.steps
-    return durations.steps(duration, batch_size=made.batch_size, images=images, total_steps=total, name=name)
+    images, total = made.facts.images, made.steps
+    return durations.duration_steps(duration, batch_size=made.batch_size, images=images, total_steps=total, name=name)
 
 
-def choose(data: DataSet, made: Plan, folder: RunFolder, run: Run, reporter: ProgressReporter, world: World) -> Choice:
+def search_learning_rate(
+    data: DataSet, made: Plan, folder: RunDirectory, run: Run, reporter: ProgressReporter, world: World
+) -> Choice:
     """Try what was not tried before. What each reached is written to the run's config.json when it is known."""
-    part = development(data, made.config)
+    part = development_split(data, made.config)
     assert part.val is not None
     metric = made.config.run.best_by or "top1"
-    for rate in made.rates:
-        world.wait()
-        if rate in {one.lr for one in tried(folder)}:
+    for rate in made.lr_candidates:
+        world.barrier()
+        if rate in {one.lr for one in finished_candidates(folder)}:
             continue
-        config, place = candidate(made, rate), RunFolder(folder.path / "candidates" / f"lr-{rate!r}")
+        config, place = candidate_config(made, rate), RunDirectory(folder.path / "candidates" / f"lr-{rate!r}")
         facts = (rate, int((config.schedule.duration or "").split()[0]), len(part.val), metric)
         reporter.note(f"trying lr {rate:g} on all but {facts[2]:,} training images, for {_counted(facts[1])}")
         try:
             result = run(part, config, place)
-            found = Tried(*facts, result.summary().get(metric), result.loss) if result else Tried(*facts)
+            found = (
+                CandidateResult(*facts, result.summary().get(metric), result.loss)
+                if result
+                else CandidateResult(*facts)
+            )
         except DivergenceError as error:
-            found = Tried(*facts, failure=str(error))
+            found = CandidateResult(*facts, failure=str(error))
         except KeyboardInterrupt as stop:
             again = f"{program()} train --resume {folder.path}"
             number = stop.number if isinstance(stop, Stopped) else SIGINT
             raise Stopped(f"stopped while trying lr {rate:g}; to go on: {again}", number) from None
-        if world.first:
-            folder.describe({**folder.description(), "rates": [asdict(one) for one in (*tried(folder), found)]})
+        if world.is_main:
+            folder.write_description(
+                {**folder.description(), "rates": [asdict(one) for one in (*finished_candidates(folder), found)]}
+            )
             _clear(place.path)
         _free(made.device)
-    world.wait()
-    return _best(tried(folder))
+    world.barrier()
+    return _choose_best(finished_candidates(folder))
 
 
-def tried(folder: RunFolder) -> list[Tried]:
+def finished_candidates(folder: RunDirectory) -> list[CandidateResult]:
     try:
-        return [Tried(**one) for one in folder.description().get("rates", [])]
+        return [CandidateResult(**one) for one in folder.description().get("rates", [])]
     except TypeError as error:
         raise VitreousError(f"{folder.path / 'config.json'}: rates are damaged ({error})") from error
 
 
-def _best(found: list[Tried]) -> Choice:
+def _choose_best(found: list[CandidateResult]) -> Choice:
     best = max(found, key=lambda one: one.rank)
     if best.failure or best.value is None:
         raise VitreousError(

@@ -7,20 +7,20 @@ from typing import Any, Protocol
 from vitreous.errors import VitreousError
 
 
-class Sink(Protocol):
+class MetricLogger(Protocol):
     def write(self, step: int, values: dict[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
 
-def check(tensorboard: bool, wandb: str | None) -> None:
+def check_installed(tensorboard: bool, wandb: str | None) -> None:
     """That what is asked for is installed."""
     for name, wanted in (("tensorboard", tensorboard), ("wandb", wandb is not None)):
         if wanted and find_spec(name) is None:
             raise VitreousError(f'--{name} needs its package: pip install "vitreous[log]"')
 
 
-class TensorBoard:
+class TensorBoardLogger:
     def __init__(self, folder: Path, step: int):
         from torch.utils.tensorboard import SummaryWriter
 
@@ -34,7 +34,7 @@ class TensorBoard:
         self.writer.close()
 
 
-class WeightsAndBiases:
+class WandbLogger:
     """One run there for one run here: its name is the folder's, so that a resumed run goes on in it."""
 
     def __init__(self, project: str, folder: Path, config: dict[str, Any]):

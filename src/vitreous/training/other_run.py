@@ -9,23 +9,23 @@ from typing import Any
 from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result, result_from_json
 from vitreous.reports.run_summary import RunSummary
-from vitreous.training.initial_weights import short_name
-from vitreous.training.run_directory import RunFolder
+from vitreous.training.initial_weights import source_name
+from vitreous.training.run_directory import RunDirectory
 from vitreous.utils.json_files import read_json
 
 
-def ran(
-    folder: RunFolder, records: Sequence[dict[str, Any]], result: Result | None, split: str, selection: Sequence[str]
+def summarise_run(
+    folder: RunDirectory, records: Sequence[dict[str, Any]], result: Result | None, split: str, selection: Sequence[str]
 ) -> RunSummary:
     start = folder.description().get("start")
-    began = short_name(str(start["source"])) if isinstance(start, dict) and "source" in start else "random weights"
+    began = source_name(str(start["source"])) if isinstance(start, dict) and "source" in start else "random weights"
     return RunSummary(folder.path.absolute().name, began, records, result, split, selection[0] if selection else "")
 
 
-def opened(path: str, classes: Sequence[str], own: RunFolder) -> RunFolder:
+def open_other_run(path: str, classes: Sequence[str], own: RunDirectory) -> RunDirectory:
     """The run to be shown beside this one, if the two can be compared."""
     try:
-        folder = RunFolder.opened(path)
+        folder = RunDirectory.open(path)
         theirs = folder.description().get("classes")
     except VitreousError as error:
         raise VitreousError(f"compare_with: {error}") from error
@@ -41,16 +41,18 @@ def opened(path: str, classes: Sequence[str], own: RunFolder) -> RunFolder:
     return folder
 
 
-def read(folder: RunFolder) -> RunSummary:
+def read_run_summary(folder: RunDirectory) -> RunSummary:
     """As far as it has come."""
     path = folder.path / "result.json"
     found = read_json(path) if path.is_file() else {}
     result = result_from_json(found["result"]) if found.get("result") else None
     selection = found.get("selection", ())
-    return ran(folder, folder.records(), result, str(found.get("split", "")), [str(text) for text in selection])
+    return summarise_run(
+        folder, folder.records(), result, str(found.get("split", "")), [str(text) for text in selection]
+    )
 
 
-def anchored(path: str | None) -> str | None:
+def absolute_path(path: str | None) -> str | None:
     return None if path is None else str(Path(path).absolute())
 
 

@@ -21,10 +21,10 @@ from vitreous.training import defaults, durations, lora, metric_loggers
 from vitreous.training.config import Finetuning, TrainConfig
 from vitreous.training.defaults import Choice, Facts
 from vitreous.training.distributed import World
-from vitreous.training.initial_weights import Start
-from vitreous.training.memory_estimate import training_memory
+from vitreous.training.initial_weights import InitialWeights
+from vitreous.training.memory_estimate import estimate_training_memory
 from vitreous.training.optim import losses, optimisers, schedules
-from vitreous.training.optim.parameters import Trained, trained
+from vitreous.training.optim.parameters import TrainablePart, trainable_part
 from vitreous.utils.device import pick_device, pick_precision
 from vitreous.utils.limits import MAX_COUNT, MAX_WORKERS, SEED_LIMIT
 from vitreous.utils.memory import free_memory, size_text
@@ -37,7 +37,7 @@ class Plan:
     """A run before it begins. Every field of `config` that can be chosen by the data is set."""
 
     config: TrainConfig
-    known: Facts
+    facts: Facts
     choices: tuple[Choice, ...]
     model: ViTConfig | BiTConfig
     preprocessing: Preprocessing  # of evaluation, and of the trained model
@@ -48,7 +48,7 @@ class Plan:
     log_every: int
     micro_batch: int
     memory: int  # bytes of a step, about
-    trained: Trained
+    trainable: TrainablePart
     schedule: Callable[[int], float]
     stages: tuple[tuple[int, tuple[int, int]], ...]  # of progressive training: before which step, at which size
     notes: tuple[str, ...]
@@ -58,7 +58,7 @@ class Plan:
         return self.config.schedule.batch_size or 0
 
     @property
-    def rates(self) -> tuple[float, ...]:
+    def lr_candidates(self) -> tuple[float, ...]:
         """Learning rates of which one has to be selected before the run can begin."""
         return self.config.finetuning.lr_candidates or () if self.config.optimiser.lr is None else ()
 
@@ -73,29 +73,31 @@ class Plan:
         return next((size for last, size in self.stages if step < last), None)
 
 
-def plan(data: DataSet, config: TrainConfig, world: World, start: Start | None = None, again: bool = False) -> Plan:
+def make_plan(
+    data: DataSet, config: TrainConfig, world: World, start: InitialWeights | None = None, again: bool = False
+) -> Plan:
     """`start`: the model to start from. `again`: for a run that is resumed, whose fields were all set when it began."""
-    known = defaults.facts(data, start)
+    facts = defaults.collect_facts(data, start)
     given = config
-    config, choices = defaults.choose(config, known)
-    check(config, data, world)
+    config, choices = defaults.choose_defaults(config, facts)
+    check_config(config, data, world)
     if not again:
         _no_idle_options(given, config, data)
-    model = defaults.model_config(config, known)
+    model = defaults.make_model_config(config, facts)
     device = pick_device(config.run.device)
     precision, note = pick_precision(config.run.precision, device)
-    batch, images = config.schedule.batch_size or 0, known.images
-    steps = durations.whole_run(config.schedule.duration or "", batch_size=batch, images=images)
-    schedule = schedules.build(config.schedule, steps, batch, images)
-    part = _try_out(config, data, model, known)
+    batch, images = config.schedule.batch_size or 0, facts.images
+    steps = durations.run_length(config.schedule.duration or "", batch_size=batch, images=images)
+    schedule = schedules.build_schedule(config.schedule, steps, batch, images)
+    part = _try_out(config, data, model, facts)
     copies = (3 if config.optimiser.optimiser == "sgd" else 4) + bool(config.optimiser.ema)
     micro, memory, tight = _passes(config, model, precision, copies, part, device)
     return Plan(
         config,
-        known,
+        facts,
         tuple(choices),
         model,
-        defaults.preprocessing(config, known),
+        defaults.evaluation_preprocessing(config, facts),
         device,
         precision,
         steps,
@@ -110,22 +112,22 @@ def plan(data: DataSet, config: TrainConfig, world: World, start: Start | None =
     )
 
 
-def _try_out(config: TrainConfig, data: DataSet, model: ViTConfig | BiTConfig, known: Facts) -> Trained:
+def _try_out(config: TrainConfig, data: DataSet, model: ViTConfig | BiTConfig, facts: Facts) -> TrainablePart:
     """Build loss, optimiser and stream without memory, so that they refuse wrong options before images are read."""
     rates = config.finetuning.lr_candidates
     options = config.optimiser if config.optimiser.lr or not rates else replace(config.optimiser, lr=max(rates))
-    losses.build(config.objective, data.train.labels, known.classes, "cpu")
+    losses.build_loss(config.objective, data.train.labels, facts.classes, "cpu")
     with torch.device("meta"):
         drawn = build(model)
-        lora.adapt_(drawn, config.finetuning)
-        optimisers.build(drawn, options, fused=False)
+        lora.add_adapters_(drawn, config.finetuning)
+        optimisers.build_optimisers(drawn, options, fused=False)
     if config.finetuning.lora and not any(p.requires_grad for name, p in drawn.named_parameters() if "lora_" in name):
         raise VitreousError(
             f"lora = {config.finetuning.lora} and freeze = {' '.join(options.freeze)}: the adapters would be frozen too"
         )
-    TrainingSampler(known.images, 0, data.train.labels if config.reading.balanced else None)
-    metric_loggers.check(config.run.tensorboard, config.run.wandb)
-    return trained(drawn)
+    TrainingSampler(facts.images, 0, data.train.labels if config.reading.balanced else None)
+    metric_loggers.check_installed(config.run.tensorboard, config.run.wandb)
+    return trainable_part(drawn)
 
 
 def _stages(
@@ -138,7 +140,7 @@ def _stages(
         side, _, length = text.partition("@")
         if not side.isdecimal() or not length:
             raise VitreousError(f"progressive = {text!r}: expected PX@DURATION, such as 24@50%")
-        last += durations.steps(length, batch_size=batch, images=images, total_steps=steps, name="progressive")
+        last += durations.duration_steps(length, batch_size=batch, images=images, total_steps=steps, name="progressive")
         size = (int(side), round(int(side) * full[1] / full[0]))
         if not 0 < size[0] < full[0]:
             raise VitreousError(f"progressive = {text!r}: expected a size smaller than the model's, {full[0]} px")
@@ -159,14 +161,19 @@ def _every(config: TrainConfig, steps: int, batch: int, images: int) -> int:
     wish = config.run.evaluate_every
     if wish is None:
         return max(1, round(images / batch), steps // 20)
-    every = durations.steps(wish, batch_size=batch, images=images, total_steps=steps, name="evaluate_every")
+    every = durations.duration_steps(wish, batch_size=batch, images=images, total_steps=steps, name="evaluate_every")
     if every == 0:
         raise VitreousError(f"evaluate_every = {wish!r}: expected more than 0")
     return every
 
 
 def _passes(
-    config: TrainConfig, model: ViTConfig | BiTConfig, precision: str, copies: int, part: Trained, device: torch.device
+    config: TrainConfig,
+    model: ViTConfig | BiTConfig,
+    precision: str,
+    copies: int,
+    part: TrainablePart,
+    device: torch.device,
 ) -> tuple[int, int, str | None]:
     """Images per pass: the whole batch, or as many as memory seems to allow."""
     paired = bool(config.augmentation.mixup or config.augmentation.cutmix)
@@ -174,7 +181,7 @@ def _passes(
     free = free_memory(device)
 
     def needed(count: int) -> int:
-        return training_memory(model, count, precision, copies, part)
+        return estimate_training_memory(model, count, precision, copies, part)
 
     least = (2 if paired else 1) if config.schedule.micro_batch is None else micro
     if needed(least) > free and device.type == "cpu":  # the system would end the process, without a word
@@ -222,7 +229,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check(config: TrainConfig, data: DataSet, world: World) -> None:
+def check_config(config: TrainConfig, data: DataSet, world: World) -> None:
     values = config.flat()
     for name, (holds, expected) in RANGES.items():
         if values[name] is not None and not holds(values[name]):

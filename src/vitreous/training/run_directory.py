@@ -25,7 +25,7 @@ DESCRIBED = {"config": dict, "data": str, "choices": list, "command": str, "envi
 CHOICE = {"field", "value", "why"}
 
 
-class RunFolder:
+class RunDirectory:
     """`config.json`, `metrics.jsonl`, `state/`, `best.safetensors`, `last.safetensors`, `report.html`, and what else
     there was to say: `bad_images.txt`."""
 
@@ -40,7 +40,7 @@ class RunFolder:
         self.overwrite = False
 
     @classmethod
-    def named(cls, out: str | None, data: str, overwrite: bool = False) -> "RunFolder":
+    def for_new_run(cls, out: str | None, data: str, overwrite: bool = False) -> "RunDirectory":
         """The folder that was asked for, or a new one by the data's name and the time.
 
         `overwrite`: it may be that of an earlier run. Nothing is changed yet.
@@ -72,7 +72,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def opened(cls, path: str | os.PathLike[str]) -> "RunFolder":
+    def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
         """One that a run was begun in."""
         folder = cls(Path(path))
         if not folder.path.is_dir():
@@ -102,7 +102,7 @@ class RunFolder:
     def _set_aside(self) -> None:
         """Give the run that is there another name. One that replaced another and was never completed is removed."""
         with self.locked():
-            if self.description().get("replaces") and RunFolder(self.replaced).path.is_dir():
+            if self.description().get("replaces") and RunDirectory(self.replaced).path.is_dir():
                 shutil.rmtree(self.path)
             elif os.path.lexists(self.replaced):
                 raise VitreousError(
@@ -126,7 +126,7 @@ class RunFolder:
         if self.description().get("replaces") and (self.replaced / "config.json").is_file():
             shutil.rmtree(self.replaced, ignore_errors=True)
 
-    def describe(self, description: dict[str, Any]) -> None:
+    def write_description(self, description: dict[str, Any]) -> None:
         """What there is to say about the run is more than when it was begun."""
         with atomic_file(self.path / "config.json") as temporary:
             dump_json(temporary, description)
@@ -210,7 +210,7 @@ class RunFolder:
         with atomic_file(self.metrics) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
-    def name_bad(self, lines: Sequence[str]) -> None:
+    def add_unreadable(self, lines: Sequence[str]) -> None:
         """Add to `bad_images.txt` what is not there yet."""
         path = self.path / "bad_images.txt"
         there = set(path.read_text("utf-8", "replace").splitlines() if path.exists() else ())

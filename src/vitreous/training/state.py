@@ -32,7 +32,7 @@ Tree = dict[str, Any]  # of tensors, by name, in any number of levels
 _known: set[tuple[Path, int]] = set()  # states that this process wrote or checked, by path and inode
 
 
-def save(
+def save_state(
     folder: Path, step: int, tensors: Tree, progress: dict[str, Any], weights: Mapping[Path, str] | None = None
 ) -> Path:
     """Write the state of a step. `weights`: files of the run that belong to it, with the digest each should have.
@@ -50,7 +50,7 @@ def save(
             dump_json(temporary, progress)
         for file, expected in (weights or {}).items():
             _take(file, expected, folder, fresh / file.name)
-        sums = {file.name: digest(file) for file in sorted(fresh.iterdir())}
+        sums = {file.name: file_digest(file) for file in sorted(fresh.iterdir())}
         with atomic_file(fresh / SUMS) as temporary:
             dump_json(temporary, sums)
         for file in fresh.iterdir():
@@ -72,16 +72,16 @@ def save(
     return target
 
 
-def states(folder: Path) -> list[Path]:
+def list_states(folder: Path) -> list[Path]:
     """All that are there, whole or not, the newest first."""
     found = {path: _order(path) for path in folder.glob("step-*") if path.is_dir()}
     return sorted((path for path, order in found.items() if order), key=lambda path: found[path] or (), reverse=True)
 
 
-def newest(folder: Path) -> tuple[Path, dict[str, Any]]:
+def newest_state(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The newest state that is whole, and its progress."""
     skipped: list[str] = []
-    for path in states(folder):
+    for path in list_states(folder):
         if (path / PICKLED).exists():
             raise VitreousError(
                 f"{path} was saved by Vitreous 0.1.0, as a pickle, which this version does not open: finish the run"
@@ -97,7 +97,7 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any]]:
     raise VitreousError(f"{folder.parent}: nothing was saved yet, so there is nothing to resume; start it again")
 
 
-def load(path: Path, tensors: Tree) -> None:
+def load_state(path: Path, tensors: Tree) -> None:
     """Fill the tree, whose tensors have their shapes already, from a state that `newest` found."""
     try:
         found = SafetensorsFile(path / TENSORS)
@@ -114,14 +114,14 @@ def load(path: Path, tensors: Tree) -> None:
         raise VitreousError(f"{path}: does not fit this run ({_reason(error)})") from error
 
 
-def restore_files(path: Path, run: Path, names: Mapping[str, str]) -> None:
+def restore_weight_files(path: Path, run: Path, names: Mapping[str, str]) -> None:
     """Put the weight files of a state back into the run directory. What is there now may be of steps that are lost."""
     for name in names:
         with atomic_file(run / name) as temporary:
             shutil.copyfile(path / name, temporary)
 
 
-def digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     found = blake2b(digest_size=16)
     with open_regular(path) as file:
         while block := file.read(1 << 22):
@@ -154,23 +154,23 @@ def _order(path: Path) -> tuple[int, int] | None:
 def _take(file: Path, expected: str, folder: Path, target: Path) -> None:
     """Copy a weight file into a state, or link the copy of an older state. One that was damaged since it was written is
     not taken."""
-    for older in states(folder):
+    for older in list_states(folder):
         copy = older / file.name
-        if copy.is_file() and digest(copy) == expected:
+        if copy.is_file() and file_digest(copy) == expected:
             try:
                 os.link(copy, target)
             except OSError:  # a file system without links
                 shutil.copyfile(copy, target)
             return
     shutil.copyfile(file, target)
-    if digest(target) != expected:
+    if file_digest(target) != expected:
         raise VitreousError(f"{file} was changed after it was written")
 
 
 def _drop_old(folder: Path, fresh: Path) -> None:
     """Keep the newest states that are whole; those that are not do not count, and go too."""
     order, kept = _order(fresh), 1
-    for old in states(folder):
+    for old in list_states(folder):
         if old == fresh:
             continue
         same_step = order is not None and (_order(old) or ())[:1] == order[:1]
@@ -202,7 +202,7 @@ def _damage(path: Path) -> str | None:
         for name, expected in sums.items():
             if Path(name).name != name or not (path / name).is_file():
                 return f"{name} is missing"
-            if digest(path / name) != expected:
+            if file_digest(path / name) != expected:
                 return f"{name} is damaged"
     except FileNotFoundError:
         return "cut off while it was written"

@@ -61,7 +61,7 @@ class Loss:
         return labels.float()
 
 
-def build(options: config.Objective, labels: Tensor, classes: int, device: torch.device | str) -> Loss:
+def build_loss(options: config.Objective, labels: Tensor, classes: int, device: torch.device | str) -> Loss:
     """The loss for the labels of the training images: (N,) int64, or (N, classes) of yes and no."""
     several = labels.ndim == 2
     smoothing = options.label_smoothing
@@ -84,7 +84,7 @@ def build(options: config.Objective, labels: Tensor, classes: int, device: torch
     weights = positive_weights = None
     if options.class_weights == "balanced":
         if several:
-            positive_weights = balanced_positives(labels).to(device)
+            positive_weights = balanced_positive_weights(labels).to(device)
         else:
             weights = balanced(labels, classes).to(device)
     return Loss(options.loss == "sigmoid", classes, float(smoothing), weights, positive_weights)
@@ -97,7 +97,7 @@ def balanced(labels: Tensor, classes: int) -> Tensor:
     return torch.where(counts > 0, share / counts, 0.0).float()
 
 
-def balanced_positives(labels: Tensor) -> Tensor:
+def balanced_positive_weights(labels: Tensor) -> Tensor:
     """For each class negatives / positives, within a factor of 100 of 1; 1 where a class has no positives."""
     positives = (labels > 0).double().sum(0)
     weights = (len(labels) - positives) / positives

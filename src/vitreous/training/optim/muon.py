@@ -47,7 +47,7 @@ class Muon(torch.optim.Optimizer):
         groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
         # All groups at once: a projection has the shape of a query's matrix, whatever their learning rates.
         pieces = [piece for group, ps in groups for update in self._updates(group, ps) for piece in update]
-        directions = iter(orthogonalised(pieces))
+        directions = iter(orthogonalise(pieces))
         for group, ps in groups:
             matrices = [rows for p in ps for rows in p.chunk(group["parts"])]
             if matrices:
@@ -68,7 +68,7 @@ class Muon(torch.optim.Optimizer):
         return [update.chunk(group["parts"]) for update in updates]
 
 
-def orthogonalised(matrices: Sequence[Tensor]) -> list[Tensor]:
+def orthogonalise(matrices: Sequence[Tensor]) -> list[Tensor]:
     """Each whole matrix with its singular values at about 1. Those of one shape go through one batched product."""
     results: list[Tensor | None] = [None] * len(matrices)
     alike: dict[tuple[object, ...], list[int]] = {}

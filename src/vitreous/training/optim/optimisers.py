@@ -16,9 +16,16 @@ from vitreous.models import BiT, VisionTransformer
 from vitreous.training import config
 from vitreous.training.optim.lamb import Lamb
 from vitreous.training.optim.muon import Muon
-from vitreous.training.optim.parameters import decays, freeze_, last_layer, layer_of, multipliers, muon_matrices
+from vitreous.training.optim.parameters import (
+    freeze_,
+    last_layer,
+    layer_of,
+    lr_factors,
+    muon_matrices,
+    takes_weight_decay,
+)
 
-__all__ = ["Lamb", "Muon", "Optimisers", "Sgd", "build", "clip_", "layer_of"]
+__all__ = ["Lamb", "Muon", "Optimisers", "Sgd", "build_optimisers", "clip_gradients_", "layer_of"]
 
 KINDS = get_args(get_args(get_type_hints(config.Optimiser)["optimiser"])[0])
 READ_BY = {"momentum": ("sgd",), "betas": ("adamw", "muon", "lamb"), "muon_lr": ("muon",), "muon_momentum": ("muon",)}
@@ -65,7 +72,9 @@ class Optimisers:
         return self._lr * self._factor
 
 
-def build(model: VisionTransformer | BiT, options: config.Optimiser, fused: bool | None = None) -> Optimisers:
+def build_optimisers(
+    model: VisionTransformer | BiT, options: config.Optimiser, fused: bool | None = None
+) -> Optimisers:
     """The optimisers of a model, which has the dtype and is on the device that it is trained with. `options.freeze` is
     carried out here. `fused`: torch's fused kernels; None: on CUDA.
     """
@@ -74,7 +83,7 @@ def build(model: VisionTransformer | BiT, options: config.Optimiser, fused: bool
     freeze_(model, options.freeze)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = _matrices(model, trained) if options.optimiser == "muon" else {}
-    factors = multipliers(trained, options.lr_multipliers)
+    factors = lr_factors(trained, options.lr_multipliers)
     last = last_layer(model)
 
     # By learning rate, decay, parts (0: not Muon's), and whether decay is for them at all, be it 0.
@@ -82,7 +91,7 @@ def build(model: VisionTransformer | BiT, options: config.Optimiser, fused: bool
     for name, p in trained.items():
         factor = factors[name] * options.layer_decay ** (last - layer_of(name, model))
         highest = (options.muon_lr if name in matrices else lr) * factor
-        matrix = decays(name, p)
+        matrix = takes_weight_decay(name, p)
         groups.setdefault((highest, decay if matrix else 0.0, matrices.get(name, 0), matrix), []).append(p)
     muon = [
         {"params": ps, "lr": r, "initial_lr": r, "weight_decay": d, "parts": parts}
@@ -104,7 +113,7 @@ def build(model: VisionTransformer | BiT, options: config.Optimiser, fused: bool
     return Optimisers(optimisers, list(trained.values()), lr)
 
 
-def clip_(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
+def clip_gradients_(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
     """Scale the gradients down to a norm of `max_norm` all together; None: leave them. Gives the norm that they had, as
     a tensor on their device: nothing waits for it."""
     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -20,7 +20,7 @@ VIT_END: tuple[str, ...] = ("norm", "fc_norm", "attn_pool", "pre_logits", "head"
 BIT_START, BIT_END = ("backbone.stem",), ("backbone.norm", "head")
 
 
-def decays(name: str, parameter: Tensor) -> bool:
+def takes_weight_decay(name: str, parameter: Tensor) -> bool:
     """Whether weight decay is for it: weights of products and convolutions, not norms, biases, LayerScale, positions,
     tokens and the query of attention pooling."""
     return parameter.ndim > 1 and name.rpartition(".")[2] == "weight"
@@ -59,18 +59,18 @@ def muon_matrices(model: VisionTransformer | BiT) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainablePart:
     """What of a model is trained."""
 
-    numbers: int
+    parameters: int
     share: float  # of the layers, from the lowest one up: those below it keep nothing for the backward pass
 
 
-def trained(model: VisionTransformer | BiT) -> Trained:
+def trainable_part(model: VisionTransformer | BiT) -> TrainablePart:
     moving = {name: p for name, p in model.named_parameters() if p.requires_grad}
     last = last_layer(model)
     lowest = min((layer_of(name, model) for name in moving), default=last)
-    return Trained(sum(p.numel() for p in moving.values()), (last - lowest + 1) / (last + 1))
+    return TrainablePart(sum(p.numel() for p in moving.values()), (last - lowest + 1) / (last + 1))
 
 
 def freeze_(model: nn.Module, patterns: Iterable[str]) -> None:
@@ -86,7 +86,7 @@ def freeze_(model: nn.Module, patterns: Iterable[str]) -> None:
         parameters[name].requires_grad_(False)
 
 
-def multipliers(names: Iterable[str], rules: Iterable[str]) -> dict[str, float]:
+def lr_factors(names: Iterable[str], rules: Iterable[str]) -> dict[str, float]:
     """For each name the product of the factors of the rules "PATTERN=FACTOR" that match it."""
     product = dict.fromkeys(names, 1.0)
     for rule in rules:

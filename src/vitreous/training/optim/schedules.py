@@ -8,13 +8,13 @@ from typing import Literal, get_args
 
 from vitreous.errors import VitreousError
 from vitreous.training import config
-from vitreous.training.durations import steps
+from vitreous.training.durations import duration_steps
 
 Shape = Literal["cosine", "linear", "constant", "rsqrt"]
 
 
 @dataclass(frozen=True)
-class Curve:
+class LearningRateSchedule:
     """Calling it gives the factor of a step, from 0 to `total` - 1. The last step's goes on behind the end."""
 
     shape: Shape
@@ -48,7 +48,7 @@ class Curve:
                 return 1.0
 
 
-def build(options: config.Schedule, total_steps: int, batch_size: int, images: int) -> Callable[[int], float]:
+def build_schedule(options: config.Schedule, total_steps: int, batch_size: int, images: int) -> Callable[[int], float]:
     """The factor of the learning rate as a function of the step.
 
     Step 0 has 1/warmup of the highest rate, the warm-up's last step all of it. Cosine, line and cool-down arrive at
@@ -58,7 +58,7 @@ def build(options: config.Schedule, total_steps: int, batch_size: int, images: i
         raise VitreousError("Schedule.schedule and .warmup have to be chosen before the schedule is built")
     if total_steps < 1:
         raise VitreousError(f"total_steps = {total_steps}: a run has at least one step")
-    length = partial(steps, batch_size=batch_size, images=images, total_steps=total_steps)
+    length = partial(duration_steps, batch_size=batch_size, images=images, total_steps=total_steps)
     warmup = length(options.warmup, name="warmup")
     cooldown = length(options.cooldown, name="cooldown")
     timescale = length(options.rsqrt_timescale, name="rsqrt_timescale")
@@ -68,7 +68,7 @@ def build(options: config.Schedule, total_steps: int, batch_size: int, images: i
         raise VitreousError(
             f"Schedule: {parts} steps, but the whole run has {total_steps}; make it longer, or them shorter"
         )
-    curve = Curve(options.schedule, total_steps, warmup, cooldown, options.final_lr, timescale)
+    curve = LearningRateSchedule(options.schedule, total_steps, warmup, cooldown, options.final_lr, timescale)
     if cooldown and options.final_lr > (before := curve.shape_at(total_steps - 1 - cooldown)):
         raise VitreousError(
             f"final_lr = {options.final_lr}: higher than the {before:.3g} that the cool-down begins with"

@@ -47,7 +47,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         finetune_lora,
     )
 }
-FINETUNING = tuple(name.removeprefix("finetune_") for name in RECIPES if name.startswith("finetune_"))
+FINETUNING_RECIPES = tuple(name.removeprefix("finetune_") for name in RECIPES if name.startswith("finetune_"))
 FORM = re.compile(
     r"(?P<result>[^\n]+), in (?P<time>[^\n]+), on (?P<hardware>[^\n]+)\.\n\n"
     r"`(?P<command>vitreous (?:train|finetune) [^`\n]+)`: (?P<data>.+?)\.\n\n"
@@ -57,7 +57,7 @@ FORM = re.compile(
 
 
 @dataclass(frozen=True)
-class Card:
+class RecipeCard:
     """What a recipe says about itself."""
 
     name: str
@@ -75,21 +75,21 @@ def recipe(name: str) -> TrainConfig:
     return _named(name)()
 
 
-def finetuning(name: str) -> TrainConfig:
+def finetuning_recipe(name: str) -> TrainConfig:
     """The config of a recipe of `vitreous finetune`, by its short name."""
-    if name not in FINETUNING:
-        near = get_close_matches(name, FINETUNING, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(FINETUNING)}"
+    if name not in FINETUNING_RECIPES:
+        near = get_close_matches(name, FINETUNING_RECIPES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(FINETUNING_RECIPES)}"
         raise VitreousError(f"no recipe of fine-tuning is called {name!r}; {hint}")
     return recipe(f"finetune_{name}")
 
 
-def card(name: str) -> Card:
+def recipe_card(name: str) -> RecipeCard:
     """What a recipe says about itself, read from its docstring."""
-    return read(name, getdoc(_named(name)) or "")
+    return parse_recipe_card(name, getdoc(_named(name)) or "")
 
 
-def read(name: str, text: str) -> Card:
+def parse_recipe_card(name: str, text: str) -> RecipeCard:
     found = FORM.fullmatch(text)
     if found is None or any("\n\n" in found[part] for part in ("data", "measured")):
         raise VitreousError(
@@ -98,7 +98,7 @@ def read(name: str, text: str) -> Card:
         )
     parts = ("result", "time", "hardware", "command", "data", "measured")
     words = {part: " ".join(found[part].split()) for part in parts}
-    return Card(name, notes=found["notes"] or "", **words)
+    return RecipeCard(name, notes=found["notes"] or "", **words)
 
 
 def _named(name: str) -> Callable[[], TrainConfig]:

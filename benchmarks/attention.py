@@ -1,18 +1,17 @@
-"""Attention, ours beside cuDNN's and flash attention's, on a GPU: `python benchmarks/attention.py`
+"""Time our attention kernels against cuDNN attention and flash attention: `python benchmarks/attention.py`
 
-Forward: from the packed q, k, v of a block to its output. Backward: to their packed gradient and its sum over rows,
-which is what a block asks for; the others give three gradients, which are merged. B/16 and L/16 at 224 px, and other
-numbers of tokens.
+Needs a CUDA GPU. Forward: from the packed q, k, v of a block to its output. Backward: to the packed gradient of q, k, v
+and its sum over rows, which the block needs for its bias; the peers return three gradients, which are then merged. The
+shapes are those of B/16 and L/16 at 224 px, and other numbers of tokens.
 """
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness import RESULTS, environment, write
+from harness import RESULTS, argument_parser, environment, require_gpu, write_result
 from vitreous.benchmark.machine import timed
 from vitreous.fast.attention import joined, split
 from vitreous.fast.kernels import merge
@@ -27,7 +26,7 @@ def milliseconds(function: Callable[[], object]) -> float:
     return round(1e3 * timed(function, CUDA, repeats=20, warm_up=5, together=True).median, 4)
 
 
-def measured(batch: int, tokens: int, heads: int, head: int = 64) -> dict[str, dict[str, float]]:
+def measure_shape(batch: int, tokens: int, heads: int, head: int = 64) -> dict[str, dict[str, float]]:
     qkv = torch.randn(batch * tokens, 3 * heads * head, device="cuda", dtype=torch.bfloat16)
     do = torch.randn(batch * tokens, heads * head, device="cuda", dtype=torch.bfloat16)
     parts = split(qkv, batch, heads)
@@ -35,11 +34,11 @@ def measured(batch: int, tokens: int, heads: int, head: int = 64) -> dict[str, d
     forward = {"ours": milliseconds(lambda: attention(qkv, batch, heads))}
     backward = {}
 
-    def ours() -> object:
+    def our_backward() -> object:
         gradient, sums = attention_backward(qkv, o, do, lse, batch, heads)
         return gradient, sums.sum(0)
 
-    backward["ours"] = milliseconds(ours)
+    backward["ours"] = milliseconds(our_backward)
     leaves = [part.detach().requires_grad_() for part in parts]
     (gradient,) = split(do, batch, heads, parts=1)
     for name, backend in PEERS.items():
@@ -48,23 +47,24 @@ def measured(batch: int, tokens: int, heads: int, head: int = 64) -> dict[str, d
         with sdpa_kernel(backend):
             output = torch.nn.functional.scaled_dot_product_attention(*leaves)
 
-        def theirs(output=output) -> object:  # type: ignore[no-untyped-def]
+        def peer_backward(output=output) -> object:  # type: ignore[no-untyped-def]
             merged, sums = merge(*torch.autograd.grad(output, leaves, gradient, retain_graph=True))
             return merged, sums.sum(0)
 
-        backward[name] = milliseconds(theirs)
+        backward[name] = milliseconds(peer_backward)
     return {"forward": forward, "backward": backward}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "attention-cuda.json")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS / "attention-cuda.json", help="JSON file")
     options = parser.parse_args()
+    require_gpu()
     rows = []
     for batch, tokens, heads in SHAPES:
-        rows.append({"batch": batch, "tokens": tokens, "heads": heads, "ms": measured(batch, tokens, heads)})
+        rows.append({"batch": batch, "tokens": tokens, "heads": heads, "ms": measure_shape(batch, tokens, heads)})
         print(rows[-1], flush=True)
-    write(options.out, {**environment(), "rows": rows})
+    write_result(options.out, {**environment(), "rows": rows})
 
 
 if __name__ == "__main__":

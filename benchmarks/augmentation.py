@@ -1,13 +1,12 @@
-"""Batched augmentation beside kornia, or beside torchvision's v2 transforms where kornia is not installed.
+"""Time batched augmentation against kornia, or against torchvision's v2 transforms if kornia is not installed.
 
-kornia draws parameters for each sample too, except in its RandAugment, which does the same operations to a whole batch;
-torchvision's v2 draws once for a batch everywhere. "randaugment_each" is theirs called for one image after the other,
-which is what it takes for every image to have operations of its own. A peer that cannot be imported is left out.
+kornia draws parameters for each image, except in its RandAugment, which applies the same operations to a whole batch.
+torchvision's v2 transforms draw once for a batch. "randaugment_each" calls the peer's RandAugment on one image at a
+time, so that every image gets its own operations. If neither peer can be imported, only ours is timed.
 
-python benchmarks/augmentation.py --out benchmarks/results/augmentation-cpu.json
+    python benchmarks/augmentation.py --out benchmarks/results/augmentation-cpu.json
 """
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 import torchvision_operators
-from harness import RESULTS, environment, median_seconds, write
+from harness import RESULTS, argument_parser, environment, median_seconds, write_result
 from vitreous.data.augmentation import colour_jitter, random_erasing, three_augment
 from vitreous.data.colour import apply_tables, equalise_tables, to_levels
 from vitreous.data.geometry import affine, affine_matrices
@@ -27,10 +26,10 @@ SHAPES = {"cpu": [(128, 32), (64, 160)], "cuda": [(128, 32), (1024, 32), (64, 16
 Operation = Callable[[Tensor], Tensor]
 
 
-def ours(batch: int, size: int, device: str) -> dict[str, Operation]:
+def our_operations(batch: int, size: int, device: str) -> dict[str, Operation]:
     keys = random_keys.keys(0, torch.arange(batch, device=device))
 
-    def turn(images: Tensor) -> Tensor:
+    def random_affine(images: Tensor) -> Tensor:
         drawn = 2 * random_keys.uniform(keys, "benchmark", 5) - 1
         matrices = affine_matrices(30 * drawn[:, 0], 0.3 * drawn[:, 1:3], 0.1 * size * drawn[:, 3:], (size, size))
         return affine(images, matrices[:, :2])
@@ -40,7 +39,7 @@ def ours(batch: int, size: int, device: str) -> dict[str, Operation]:
         return apply_tables(equalise_tables(whole), whole)
 
     return {
-        "affine": turn,
+        "affine": random_affine,
         "jitter": lambda images: colour_jitter(images, keys, 0.3),
         "equalise": equalise,
         "erase": lambda images: random_erasing(images, keys, 1.0),
@@ -49,8 +48,8 @@ def ours(batch: int, size: int, device: str) -> dict[str, Operation]:
     }
 
 
-def kornias() -> dict[str, Operation]:
-    """On images in 0..1, which is what it expects."""
+def kornia_operations() -> dict[str, Operation]:
+    """Return kornia's operations. They expect images in 0..1."""
     import kornia.augmentation as K
     import kornia.enhance
     from kornia.augmentation.auto import RandAugment
@@ -64,8 +63,8 @@ def kornias() -> dict[str, Operation]:
     }
 
 
-def torchvisions() -> dict[str, Operation]:
-    """On uint8, without which its RandAugment and equalise do not go."""
+def torchvision_operations() -> dict[str, Operation]:
+    """Return torchvision's operations. Its RandAugment and equalise need uint8 images."""
     torchvision_operators.define_missing()
     from torchvision.transforms import InterpolationMode, v2
 
@@ -79,24 +78,24 @@ def torchvisions() -> dict[str, Operation]:
     }
 
 
-def peer() -> tuple[str, dict[str, Operation], Operation]:
-    """Whoever can be imported: its name, its operations, and what to make of images in 0..255."""
+def find_peer() -> tuple[str, dict[str, Operation], Operation]:
+    """Return the first peer that can be imported: its name, its operations, and the conversion of images in 0..255."""
     try:
-        return "kornia", kornias(), lambda images: images / 255
+        return "kornia", kornia_operations(), lambda images: images / 255
     except ImportError:
         pass
     try:
-        return "torchvision", torchvisions(), lambda images: images.byte()
-    except (ImportError, RuntimeError):  # a torchvision that does not go with this torch raises the latter
-        return "nobody", {}, lambda images: images
+        return "torchvision", torchvision_operations(), lambda images: images.byte()
+    except (ImportError, RuntimeError):  # RuntimeError: a torchvision built for another torch
+        return "none", {}, lambda images: images
 
 
 def compare(batch: int, size: int, device: str, compiled: bool) -> dict[str, Any]:
     images = torch.randint(0, 256, (batch, 3, size, size), device=device).float()
-    name, theirs, convert = peer()
+    name, theirs, convert = find_peer()
     converted = convert(images)
     row: dict[str, Any] = {"batch": batch, "size": size, "peer": name}
-    for operation, function in ours(batch, size, device).items():
+    for operation, function in our_operations(batch, size, device).items():
         row[f"{operation}_ms"] = _milliseconds(function, images, device)
         if compiled:
             fast = torch.compile(function, dynamic=False)
@@ -112,22 +111,29 @@ def compare(batch: int, size: int, device: str, compiled: bool) -> dict[str, Any
 
 def _milliseconds(function: Operation, images: Tensor, device: str) -> float:
     with torch.no_grad():
-        # Many repeats, since peers draw another operation each time.
+        # Many repeats, since RandAugment of the peers draws other operations in each call.
         return round(1e3 * median_seconds(lambda: function(images), device, repeats=31), 3)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=SHAPES)
-    parser.add_argument("--compile", action="store_true", help="ours under torch.compile as well (minutes, on CPU)")
-    parser.add_argument("--out", type=Path)
+    parser = argument_parser(__doc__)
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        choices=SHAPES,
+        help="default: the GPU if there is one",
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="also time ours under torch.compile (takes minutes on a CPU)"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file")
     args = parser.parse_args()
     rows = []
     for batch, size in SHAPES[args.device]:
         rows.append(compare(batch, size, args.device, args.compile))
         print(rows[-1], flush=True)
     out = args.out or RESULTS / f"augmentation-{args.device}.json"
-    write(out, {**environment("kornia", "torchvision"), "dtype": "torch.float32", "rows": rows})
+    write_result(out, {**environment("kornia", "torchvision"), "dtype": "torch.float32", "rows": rows})
 
 
 if __name__ == "__main__":

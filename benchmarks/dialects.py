@@ -1,14 +1,13 @@
-"""A trained checkpoint, measured as it is and again after a trip through every dialect that can carry it.
+"""Measure the accuracy of a checkpoint, and again after converting it to each dialect and back.
 
     python benchmarks/dialects.py deit_tiny_patch16_224.safetensors imagenet_val_1k.tar --preprocessing deit
 
-The images are a tar of JPEGs, a little larger than the model takes them: the centre is taken. Their folder is the index
-of the class. Each model that was converted is opened by `vitreous.load` alone. Dialects that cannot carry the model are
-written by force, and what they change is stated.
-`--logits` is an .npz with the `logits` of the first images, to be met to 1e-5.
+The images are a tar file of JPEGs slightly larger than the model's input; the centre is cropped. The folder of an image
+is its class index. Each converted model is loaded by `vitreous.load` without hints. A dialect that cannot represent the
+model is written with force=True, and the result lists what that changes. `--logits` names an .npz with the reference
+`logits` of the first images; they must agree to 1e-5.
 """
 
-import argparse
 import tarfile
 import tempfile
 import warnings
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 import vitreous
-from harness import RESULTS, environment, write
+from harness import RESULTS, argument_parser, environment, write_result
 from vitreous.utils.images import decode
 
 TARGETS = {
@@ -35,15 +34,15 @@ TARGETS = {
 
 
 def read_images(path: Path, preprocessing: vitreous.Preprocessing) -> tuple[Tensor, Tensor]:
-    """The centre of each, as large as it is stored, in the order of their names."""
+    """Return the centre crop of each image at its stored size, and its class, in the order of the file names."""
     pictures, classes = [], []
     with tarfile.open(path) as archive:
         for member in sorted((m for m in archive.getmembers() if m.isfile()), key=lambda m: m.name):
             file = archive.extractfile(member)
             assert file is not None
             image = decode(file.read()).convert("RGB")
-            as_stored = replace(preprocessing, resize=(image.height, image.width), crop="down")
-            pictures.append(as_stored.pixels(image))
+            without_resize = replace(preprocessing, resize=(image.height, image.width), crop="down")
+            pictures.append(without_resize.pixels(image))
             classes.append(int(Path(member.name).parent.name))
     return torch.stack(pictures), torch.tensor(classes)
 
@@ -60,13 +59,15 @@ def accuracy(scores: Tensor, classes: Tensor) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("weights", type=Path)
-    parser.add_argument("images", type=Path)
-    parser.add_argument("--preprocessing", default=None)
-    parser.add_argument("--dialects", nargs="*", default=list(TARGETS), choices=TARGETS)
-    parser.add_argument("--logits", type=Path)
-    parser.add_argument("--out", type=Path, default=RESULTS / "dialects-cpu.json")
+    parser = argument_parser(__doc__)
+    parser.add_argument("weights", type=Path, help="checkpoint file")
+    parser.add_argument("images", type=Path, help="tar file of JPEGs in folders named by the class index")
+    parser.add_argument(
+        "--preprocessing", default=None, help="preset, if the checkpoint does not state its preprocessing"
+    )
+    parser.add_argument("--dialects", nargs="*", default=list(TARGETS), choices=TARGETS, help="default: all")
+    parser.add_argument("--logits", type=Path, help=".npz with reference `logits` of the first images")
+    parser.add_argument("--out", type=Path, default=RESULTS / "dialects-cpu.json", help="JSON file")
     options = parser.parse_args()
 
     model = vitreous.load(options.weights, preprocessing=options.preprocessing)
@@ -77,7 +78,7 @@ def main() -> None:
     if options.logits:
         expected = torch.from_numpy(np.load(options.logits)["logits"])
         error = ((own[: len(expected)] - expected).abs().max() / expected.abs().max()).item()
-        print(f"first {len(expected)} images against the reference: {error:.1e} relative")
+        print(f"relative error of the first {len(expected)} images against the reference: {error:.1e}")
         assert error <= 1e-5, error
         rows[0]["reference_error"] = float(f"{error:.2g}")
     with tempfile.TemporaryDirectory() as folder:
@@ -93,8 +94,13 @@ def main() -> None:
                     vitreous.convert(options.weights, path, dialect, force=True, preprocessing=model.preprocessing)
             back = vitreous.load(path, preprocessing=model.preprocessing)
             scores = logits(back, pixels)
-            apart = ((scores - own).abs().max() / own.abs().max()).item()
-            row = {"dialect": dialect, "changed": changed, **accuracy(scores, classes), "apart": float(f"{apart:.2g}")}
+            difference = ((scores - own).abs().max() / own.abs().max()).item()
+            row = {
+                "dialect": dialect,
+                "changed": changed,
+                **accuracy(scores, classes),
+                "apart": float(f"{difference:.2g}"),
+            }
             rows.append(row)
     for row in rows:
         print(f"{row['dialect']:22} top-1 {row['top1']:5.2f}  top-5 {row['top5']:5.2f}  {'; '.join(row['changed'])}")
@@ -102,7 +108,7 @@ def main() -> None:
     command = f"python benchmarks/dialects.py {options.weights.name} {options.images.name}"
     command += f" --preprocessing {options.preprocessing}" if options.preprocessing else ""
     command += "" if options.dialects == list(TARGETS) else " ".join([" --dialects", *options.dialects])
-    write(options.out, environment() | {"command": command} | result)
+    write_result(options.out, environment() | {"command": command} | result)
 
 
 if __name__ == "__main__":

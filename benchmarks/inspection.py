@@ -1,10 +1,9 @@
-"""What looking costs: `python benchmarks/inspection.py`.
+"""Time attention maps and the `inspect` command: `python benchmarks/inspection.py`
 
-The forward pass of a B/16 alone, and with the attention weights of one of its layers (vitreous.inspection), one after
-the other in one run. Then the whole command on one photograph with a Ti/16: every layer, every figure, and the page.
+Times the forward pass of a B/16 alone, and with the attention weights of one layer (vitreous.inspection), in turns.
+Then times the whole command on one photograph with a Ti/16: every layer, every figure, and the page.
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 
 import vitreous
-from harness import RESULTS, environment, write
+from harness import RESULTS, argument_parser, environment, write_result
 from vitreous import inspection
 
 
@@ -28,10 +27,10 @@ def seconds(function) -> float:  # type: ignore[no-untyped-def]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path)
+    parser = argument_parser(__doc__)
+    parser.add_argument("--batch", type=int, default=8, help="batch size (default: 8)")
+    parser.add_argument("--repeats", type=int, default=15, help="timed calls of each kind (default: 15)")
+    parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = vitreous.create("B/16").to(device).eval()
@@ -41,12 +40,12 @@ def main() -> None:
         with torch.no_grad():
             model(x)
 
-    looks = {layer: lambda layer=layer: inspection.attention(model, x, [layer]) for layer in (0, 5, 11)}
-    times: dict[str, list[float]] = {"forward": [], **{f"layer {layer}": [] for layer in looks}}
-    for number in range(options.repeats + 2):  # in turn, so that a busy machine is busy for all of them
-        found = {"forward": seconds(forward), **{f"layer {layer}": seconds(look) for layer, look in looks.items()}}
+    calls = {layer: lambda layer=layer: inspection.attention(model, x, [layer]) for layer in (0, 5, 11)}
+    times: dict[str, list[float]] = {"forward": [], **{f"layer {layer}": [] for layer in calls}}
+    for number in range(options.repeats + 2):  # in turns, so that other load affects all of them alike
+        row = {"forward": seconds(forward), **{f"layer {layer}": seconds(call) for layer, call in calls.items()}}
         if number >= 2:
-            for name, value in found.items():
+            for name, value in row.items():
                 times[name].append(value)
     medians = {name: statistics.median(values) for name, values in times.items()}
     result = {
@@ -56,14 +55,14 @@ def main() -> None:
         "over_forward_percent": {
             name: round(100 * (value / medians["forward"] - 1), 1) for name, value in medians.items()
         },
-        "inspect_seconds": round(command(), 1),
+        "inspect_seconds": round(inspect_seconds(), 1),
     }
     print(result)
-    write(options.out or RESULTS / f"inspection-{device}.json", {**environment(), "result": result})
+    write_result(options.out or RESULTS / f"inspection-{device}.json", {**environment(), "result": result})
 
 
-def command() -> float:
-    """`vitreous inspect` of a Ti/16 with one photograph, from the start of Python to the page."""
+def inspect_seconds() -> float:
+    """Return the time of `vitreous inspect` for a Ti/16 and one photograph, from the start of Python to the page."""
     from sklearn.datasets import load_sample_image
 
     with tempfile.TemporaryDirectory() as folder:
@@ -71,10 +70,10 @@ def command() -> float:
 
         Image.fromarray(load_sample_image("flower.jpg")).save(f"{folder}/flower.png")
         model = vitreous.create("Ti/16")
-        torch.nn.init.normal_(model.head.weight, std=0.02)  # or there would be no relevance to draw
+        torch.nn.init.normal_(model.head.weight, std=0.02)  # a head of zeros would give no relevance map
         vitreous.save(model, f"{folder}/model.safetensors")
         line = ["inspect", f"{folder}/model.safetensors", f"{folder}/flower.png", "--out", f"{folder}/seen"]
-        line.append("--overwrite")  # it is timed more than once
+        line.append("--overwrite")  # the folder may exist
         return seconds(lambda: subprocess.run([sys.executable, "-m", "vitreous", *line], check=True))
 
 

@@ -1,14 +1,12 @@
-"""What the shipped checkpoint is worth as a beginning: `python benchmarks/transfer.py`.
+"""Compare transfer from the shipped checkpoint with training from scratch: `python benchmarks/transfer.py`
 
-Features: a linear classifier from 10 images of each class (evaluation/fewshot.py), on those of vitreous-mini and on
-those of the same model with random weights (three of them). Fine-tuning: a folder of 500 images of Fashion-MNIST with
-the recipe small_folder, begun with vitreous-mini; from scratch, with all else the same; and from scratch with one
-learning rate for all layers, since the lower ones that the recipe has in lower layers are meant for layers that know
-something. Everything is measured on test images, with three seeds: after a few epochs, one seed is easily ten points
-from another.
+Features: a linear classifier on 10 images of each class (evaluation/fewshot.py), with features of vitreous-mini and of
+three models of the same shape with random weights. Fine-tuning: a folder of 500 Fashion-MNIST images with the recipe
+small_folder, starting from vitreous-mini; from scratch with the same settings; and from scratch with one learning rate
+for all layers, since the recipe's lower rates for lower layers are meant for pretrained weights. Accuracy is measured
+on test images with three seeds: after a few epochs, two seeds can differ by ten points.
 """
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 
 import vitreous
-from harness import RESULTS, environment, write
+from harness import RESULTS, argument_parser, environment, write_result
 from vitreous.data.dataset import Source, Subset
 from vitreous.data.loading import EvalLoader
 from vitreous.data.scan import ScanResult
@@ -32,22 +30,22 @@ TRAINED, TESTED = 500, 1000  # images, for fine-tuning
 
 
 def models() -> dict[str, list[vitreous.VisionTransformer]]:
-    """The checkpoint, and its model with random weights: three of those, since they differ by points."""
-    trained, fresh = vitreous.load(NAME), []
+    """Return the checkpoint, and three models with random weights, whose results differ by several points."""
+    trained, random = vitreous.load(NAME), []
     for seed in range(3):
         torch.manual_seed(seed)
-        fresh.append(vitreous.create(NAME))
-        fresh[-1].preprocessing = trained.preprocessing
-    return {NAME: [trained], "random weights": fresh}
+        random.append(vitreous.create(NAME))
+        random[-1].preprocessing = trained.preprocessing
+    return {NAME: [trained], "random weights": random}
 
 
 def few_shot(data: str) -> list[dict[str, Any]]:
     opened = vitreous.open_data(data)
     assert opened.test is not None
     rows = []
-    for name, alike in models().items():
+    for name, variants in models().items():
         parts, shares = [first(opened.train, TO_DRAW_FROM), first(opened.test, TO_TEST)], []
-        for model in alike:
+        for model in variants:
             found = [features(model, loader(part, model)) for part in parts]
             shares += fewshot(*found[0], *found[1], shots=SHOTS).each
         rows.append(row(f"{data}, {SHOTS}-shot", name, shares, len(parts[1])))
@@ -67,7 +65,7 @@ def percent(share: float) -> float:
 
 
 def write_folder(root: Path) -> None:
-    """As many images of each class, in train/CLASS and test/CLASS: in colour, as photographs are."""
+    """Write RGB images to train/CLASS and test/CLASS, the same number for each class."""
     data = vitreous.open_data("fashion-mnist")
     assert data.test is not None
     for split, source, images in (("train", data.train, TRAINED), ("test", data.test, TESTED)):
@@ -88,7 +86,7 @@ STARTS: dict[str, dict[str, Any]] = {
 
 
 def fine_tune(seeds: int, **fields: Any) -> list[dict[str, Any]]:
-    """`fields` of TrainConfig change the recipe, for all alike."""
+    """Fine-tune from each start. `fields` of TrainConfig change the recipe for all of them."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         images = Path(folder) / "images"
@@ -116,20 +114,20 @@ def row(task: str, start: str, shares: Sequence[float], tested: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--duration", help="of fine-tuning; the recipe's own if not given")
-    parser.add_argument("--image-size", type=int, help="of fine-tuning, in pixels; the model's own if not given")
-    parser.add_argument("--seeds", type=int, default=3, help="of fine-tuning")
-    parser.add_argument("--only", choices=("few-shot", "fine-tuning"))
-    parser.add_argument("--out", type=Path, default=RESULTS / "transfer-cpu.json")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--duration", help="of fine-tuning (default: the recipe's)")
+    parser.add_argument("--image-size", type=int, help="of fine-tuning, in pixels (default: the model's)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of fine-tuning runs of each kind (default: 3)")
+    parser.add_argument("--only", choices=("few-shot", "fine-tuning"), help="default: both")
+    parser.add_argument("--out", type=Path, default=RESULTS / "transfer-cpu.json", help="JSON file")
     options = parser.parse_args()
     rows = []
     if options.only != "fine-tuning":
         rows += [found for data in ("digits", "fashion-mnist") for found in few_shot(data)]
     if options.only != "few-shot":
-        asked = {"duration": options.duration, "image_size": options.image_size}
-        rows += fine_tune(options.seeds, **{name: value for name, value in asked.items() if value is not None})
-    write(options.out, {**environment("vitreous"), "rows": rows})
+        fields = {"duration": options.duration, "image_size": options.image_size}
+        rows += fine_tune(options.seeds, **{name: value for name, value in fields.items() if value is not None})
+    write_result(options.out, {**environment("vitreous"), "rows": rows})
 
 
 if __name__ == "__main__":

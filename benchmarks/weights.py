@@ -1,14 +1,13 @@
-"""Loading a safetensors file, beside timm and transformers, each in a process of its own, on the same files.
+"""Time loading a safetensors checkpoint with Vitreous, timm and transformers, each in its own process.
 
     python benchmarks/weights.py                    # B/16 and L/16, fp32, 5 processes each
 
-Seconds are those of the call alone, after imports, with the file in the page cache. Ours has looked at every number
-when it returns (for what is not one), transformers at none: its tensors are read when they are used. Memory is the
-highest resident size during the call, above that before it, over the bytes of the file. Every program gets its own kind
-of file, and ours gets all three.
+Seconds are those of the load call, after imports, with the file in the page cache. When ours returns it has checked
+every weight for NaN and infinity; transformers maps the file and reads a tensor when it is first used. Memory is the
+peak resident size during the call, minus the size before it, divided by the size of the file. timm and transformers
+load their own format; ours loads all three.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -21,7 +20,7 @@ import torch
 
 import torchvision_operators
 import vitreous
-from harness import RESULTS, environment, write
+from harness import RESULTS, argument_parser, environment, write_result
 
 TIMM = {"Ti/16": "vit_tiny_patch16_224", "B/16": "vit_base_patch16_224", "L/16": "vit_large_patch16_224"}
 PREPARE = """
@@ -58,7 +57,7 @@ PROGRAMS = {
 
 
 def prepare(name: str, folder: Path) -> dict[str, str]:
-    """One model with weights at random, in three dialects."""
+    """Save one model with random weights in three dialects."""
     torch.manual_seed(0)
     model = vitreous.create(name, gelu="erf", resample="timm")
     torch.nn.init.normal_(model.head.weight, std=0.02)
@@ -77,7 +76,7 @@ def prepare(name: str, folder: Path) -> dict[str, str]:
 
 def measure(program: str, paths: dict[str, str]) -> dict[str, float]:
     code = PREPARE + PROGRAMS[program].format(**paths) + MEASURE
-    here = Path(__file__).parent  # a program given by -c can import what lies in the folder it starts in
+    here = Path(__file__).parent  # `python -c` can import the modules of its working directory
     result = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
     if result.returncode:
         raise SystemExit(f"{program} failed:\n{result.stderr}")
@@ -86,10 +85,10 @@ def measure(program: str, paths: dict[str, str]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["B/16", "L/16"], choices=TIMM)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS / "weights-cpu.json")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--models", nargs="+", default=["B/16", "L/16"], choices=TIMM, help="default: B/16 L/16")
+    parser.add_argument("--repeats", type=int, default=5, help="processes for each program and file (default: 5)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "weights-cpu.json", help="JSON file")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in options.models:
@@ -97,7 +96,7 @@ def main() -> None:
             paths = prepare(name, Path(folder))
             size = Path(paths["timm"]).stat().st_size
             runs: dict[str, list[dict[str, float]]] = {program: [] for program in PROGRAMS}
-            for _ in range(options.repeats + 1):  # in turn, so that a slow moment of the machine hits all
+            for _ in range(options.repeats + 1):  # in turns, so that other load affects all of them alike
                 for program in PROGRAMS:
                     runs[program].append(measure(program, paths))
             sums = {program: run[0]["checksum"] for program, run in runs.items()}
@@ -113,13 +112,15 @@ def main() -> None:
                     "file_bytes": size,
                 }
                 rows.append(row)
-                print(f"{name:6} {program:26} {row['seconds']:8.3f} s   peak {row['peak_over_file']:.2f} x the file")
+                print(
+                    f"{name:6} {program:26} {row['seconds']:8.3f} s   peak {row['peak_over_file']:.2f} x the file size"
+                )
     torchvision_operators.define_missing()
-    import timm  # for their versions
+    import timm  # `environment` records the versions
     import transformers  # noqa: F401
 
     assert timm
-    write(options.out, environment("timm", "transformers", "safetensors") | {"rows": rows})
+    write_result(options.out, environment("timm", "transformers", "safetensors") | {"rows": rows})
 
 
 if __name__ == "__main__":

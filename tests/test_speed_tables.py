@@ -56,11 +56,11 @@ LINES: list[Row] = [
 
 @pytest.fixture
 def found(load: Any) -> dict[str, Any]:
-    verdict = load("verdict")
-    merged = verdict.merged(LINES)
+    summary = load("peer_summary")
+    merged = summary.merge_measurements(LINES)
     costs = {"B/16": {"flops": FLOPS, "parameters": 86_567_656}}
     described = {"hardware": "a machine", "date": "today", "versions": {"python": "3", "torch": "2"}}
-    return {**described, **merged, "cells": verdict.cells(merged, costs)}
+    return {**described, **merged, "cells": summary.compare_cells(merged, costs)}
 
 
 def test_the_best_peer_is_that_of_all_variants(found: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ def test_the_best_peer_is_that_of_all_variants(found: dict[str, Any]) -> None:
 
 
 def test_what_was_aimed_at(load: Any, found: dict[str, Any]) -> None:
-    listed = {name: met for name, _, _, met in load("verdict").aims(found)}
+    listed = {name: met for name, _, _, met in load("peer_summary").check_targets(found)}
     assert listed == {
         "B/16 training, images/s": True,
         "B/16 training, memory": True,
@@ -89,33 +89,33 @@ def test_what_was_aimed_at(load: Any, found: dict[str, Any]) -> None:
         "B/16 training (compiled), start-up": True,
     }
     found["machine"] = {"matmul_flops": {"fp32": 1e11}, "copy_bytes": 1e10}
-    assert load("verdict").aims(found) == []  # they are for a GPU
+    assert load("peer_summary").check_targets(found) == []  # they are for a GPU
 
 
 def test_a_failure_that_was_put_right_is_forgotten(load: Any) -> None:
     lines = [*LINES, row("huggingface", "infer", "eager", 9000, 1.0)]
-    merged = load("verdict").merged(lines)
+    merged = load("peer_summary").merge_measurements(lines)
     assert merged["failed"] == []
     assert [r["images_per_second"] for r in merged["rows"] if r["who"] == "huggingface"] == [9000]
 
 
 def test_tables(load: Any, found: dict[str, Any]) -> None:
     tables = load("tables")
-    lines = tables.speed(found).splitlines()
+    lines = tables.speed_table(found).splitlines()
     assert lines[0] == "|  | B/16 training | B/16 inference | B/16 inference in fp8 | B/16 one image |"
     assert lines[2] == "| **Vitreous** | **5,000** | **11,000** | **17,000** | **0.50 ms** |"
     assert lines[3] == "| timm | 4,000 | 10,000 |  | 1.00 ms |"
-    assert lines[5] == "| ours to the best of them | 1.25 × | 1.10 × | 1.70 × | 0.50 × the time |"
-    assert lines[-1] == "a machine, today; torch 2; batches of 256 for B/16."
-    assert "| B/16, batch 256 | **8.0** | 10.0 |  | 15.0 | 0.80 × |" in tables.memory(found)
-    assert "| Vitreous, training (compiled) | 12.0 |" in tables.startup(found)
-    assert "800 in bf16" in tables.floors(found)
-    assert "| no |" in tables.reached(found)
+    assert lines[5] == "| Vitreous / best peer | 1.25 × | 1.10 × | 1.70 × | 0.50 × the time |"
+    assert lines[-1] == "a machine, today; torch 2; batch size 256 for B/16."
+    assert "| B/16, batch 256 | **8.0** | 10.0 |  | 15.0 | 0.80 × |" in tables.memory_table(found)
+    assert "| Vitreous, training (compiled) | 12.0 |" in tables.startup_table(found)
+    assert "800 TFLOP/s in bf16" in tables.lower_bounds_table(found)
+    assert "| no |" in tables.targets_table(found)
     rates = (("ours", 1, 50.0), ("timm eager", 1, 40.0), ("ours", 8, 1234.5), ("timm eager", 8, 1000.0))
     rows = [{"model": "B/16", "batch": b, "who": who, "images_per_second": r, "ratio": 1.2} for who, b, r in rates]
-    lines = tables.on_cpu({**found, "rows": rows}).splitlines()
+    lines = tables.cpu_table({**found, "rows": rows}).splitlines()
     assert lines[2:5] == ["| **Vitreous** | 50.0 | 1,234 |", "| timm eager | 40.0 | 1,000 |", lines[4]]
-    assert lines[4] == "| ours to the best of them | 1.20 × | 1.20 × |"
+    assert lines[4] == "| Vitreous / best peer | 1.20 × | 1.20 × |"
 
 
 def test_they_go_between_markers(load: Any, found: dict[str, Any], monkeypatch: Any, tmp_path: Path) -> None:
@@ -134,31 +134,33 @@ def test_growth(load: Any) -> None:
     assert peers.exponent(x, [100 + 5 * value**1.5 for value in x[:3]] + [5 * value**1.5 for value in x[3:]]) == 1.5
     assert peers.exponent([1.0], [2.0]) is None
     series = {"axis": "tokens", "task": "infer", "x": x, "ms": x, "peak_gib": x}
-    table = load("tables").growth({"series": [{**series, "time_exponent": 1.25, "memory_exponent": 1.0}]})
+    table = load("tables").growth_table({"series": [{**series, "time_exponent": 1.25, "memory_exponent": 1.0}]})
     assert "| inference, time | 1.25 |  |  |" in table
 
 
 def test_what_is_measured(load: Any) -> None:
     """Quick is a part of everything, and has what can be the best of each peer."""
     peers = load("peers")
-    everything, quick = (set(peers.plan("cuda", quick)) for quick in (False, True))
+    everything, quick = (set(peers.peer_measurements("cuda", quick)) for quick in (False, True))
     assert quick < everything
     for model in ("B/16", "L/16"):
         for task in ("infer", "train"):
             assert {cell.who for cell in quick if (cell.model, cell.task) == (model, task)} == {*peers.NAMES}
-    only = peers.chosen(everything, ["who=timm", "task=train", "variant=*cudnn*bf16*,eager autocast"])
+    only = peers.select(everything, ["who=timm", "task=train", "variant=*cudnn*bf16*,eager autocast"])
     assert {cell.who for cell in only} == {"timm"}
     assert all("bf16" in cell.variant or cell.variant == "eager autocast" for cell in only)
-    assert {cell.axis for cell in peers.growth_plan("cuda")} == {"tokens", "batch", "width"}
+    assert {cell.axis for cell in peers.growth_measurements("cuda")} == {"tokens", "batch", "width"}
     tokens = [
-        c.height * c.width_px // 256 for c in peers.growth_plan("cuda") if (c.axis, c.task) == ("tokens", "infer")
+        c.height * c.width_px // 256
+        for c in peers.growth_measurements("cuda")
+        if (c.axis, c.task) == ("tokens", "infer")
     ]
     assert tokens == [64, 128, 256, 512, 1024, 2048, 4096]
-    assert {(cell.model, cell.batch) for cell in peers.plan("cpu", True)} == {("Ti/16", 8), ("B/16", 8)}
+    assert {(cell.model, cell.batch) for cell in peers.peer_measurements("cpu", True)} == {("Ti/16", 8), ("B/16", 8)}
 
 
 def test_pictures(load: Any, found: dict[str, Any]) -> None:
-    draw, rendered = load("draw"), load("vitreous.utils.figures").rendered
+    draw, rendered = load("figures"), load("vitreous.utils.figures").rendered
     series = {"axis": "batch", "x": [1, 2, 4], "ms": [1, 2, 4], "peak_gib": [1, 1, 2]}
     grown = [{**series, "task": task, "time_exponent": 1.0, "memory_exponent": None} for task in ("infer", "train")]
     for figure in (draw.draw_speed(found), draw.draw_roofline(found), draw.draw_growth({"series": grown})):

@@ -1,10 +1,10 @@
-"""A training run that is cut short, and how busy it keeps the GPU: `python benchmarks/training.py DATA --seconds 120`.
+"""Measure how busy a training run keeps the GPU: `python benchmarks/gpu_utilisation.py DATA --seconds 120`
 
-The GPU counts as busy while a kernel runs: NVML's utilisation, sampled ten times a second after the first quarter of
-the steps, evaluations included. FIELD=VALUE are fields of TrainConfig.
+Needs a CUDA GPU and nvidia-smi. The run is stopped after --seconds. Utilisation is NVML's share of time in which a
+kernel runs, sampled ten times a second after the first quarter of the steps, including evaluations. FIELD=VALUE are
+fields of TrainConfig.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -14,14 +14,13 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import vitreous
-from harness import environment, write
+from harness import argument_parser, environment, parse_fields, require_gpu, write_result
 from vitreous.training.signals import Stopped
 
 
-def sample(samples: list[tuple[float, float]], done: threading.Event) -> None:
+def sample_utilisation(samples: list[tuple[float, float]], done: threading.Event) -> None:
     query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
     process = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -30,34 +29,24 @@ def sample(samples: list[tuple[float, float]], done: threading.Event) -> None:
     process.kill()
 
 
-def fields_of(texts: list[str]) -> dict[str, Any]:
-    """FIELD=VALUE, where a value is JSON if it can be."""
-    found = {}
-    for name, value in (text.split("=", 1) for text in texts):
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data")
-    parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE")
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--out", type=Path)
+    parser = argument_parser(__doc__)
+    parser.add_argument("data", help="data set to train on")
+    parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE", help="changed fields of TrainConfig")
+    parser.add_argument("--seconds", type=float, default=120, help="stop the run after this time (default: 120)")
+    parser.add_argument("--out", type=Path, help="JSON file (default: only print)")
     options = parser.parse_intermixed_args()
+    require_gpu()
     samples: list[tuple[float, float]] = []
     done = threading.Event()
-    threading.Thread(target=sample, args=(samples, done), daemon=True).start()
+    threading.Thread(target=sample_utilisation, args=(samples, done), daemon=True).start()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         timer = threading.Timer(options.seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
         began = time.monotonic()
         timer.start()
         try:
-            vitreous.train(options.data, vitreous.TrainConfig().with_(out=str(run), **fields_of(options.fields)))
+            vitreous.train(options.data, vitreous.TrainConfig().with_(out=str(run), **parse_fields(options.fields)))
         except Stopped as stop:
             print(stop)
         timer.cancel()
@@ -82,7 +71,7 @@ def main() -> None:
     }
     print(json.dumps({k: v for k, v in result.items() if k != "config"}, indent=1))
     if options.out:
-        write(options.out, {**environment(), "result": result})
+        write_result(options.out, {**environment(), "result": result})
 
 
 if __name__ == "__main__":

@@ -1,22 +1,21 @@
-"""From folders of JPEGs to batches on the device, by one core: beside a plain Pillow loader and Hugging Face datasets.
+"""Time loading JPEG folders with one core: Vitreous, a plain Pillow loader and Hugging Face datasets.
 
-Each loader has one worker process, which shares a single core with the process that takes the batches. They take turns,
-and the median of the rounds counts. The peers decode, crop, flip and normalise one image after the other in the worker.
-Ours hands over uint8; augmentation and normalisation follow on the device, which is why there are two rows of it:
+Each loader has one worker process, which shares a single core with the process that consumes the batches. The loaders
+take turns, and the median of the rounds counts. The peers decode, crop, flip and normalise one image at a time in the
+worker. Our worker delivers uint8; augmentation and normalisation follow on the device. Hence two rows of ours:
 
-- "vitreous": float32, normalised in passes of 16. On a CPU the same core does that too.
-- "handed over": the batch of uint8, which is all that a core has to do where a GPU does the rest.
+- "vitreous": normalised float32, computed in groups of 16 images. On a CPU the same core does this work.
+- "handed over": the uint8 batch, which is all the CPU work if a GPU does the rest.
 
-"without simplejpeg" is what is handed over where Pillow decodes: `pip install vitreous[fast]` makes the difference.
+"without simplejpeg" is the uint8 batch with Pillow as the decoder; `pip install vitreous[fast]` installs simplejpeg.
 
-FOLDER has a folder of JPEGs for each class. They are read as they are at 128 and 160 px; for 224 px, those of PHOTOS
-(the same, unless it is given) are made 500 x 375 and saved again at quality 87 first. Decoders and ways to resize a
-part of an image are timed by themselves; libraries that are not installed are left out.
+FOLDER has a folder of JPEGs for each class. They are read unchanged at 128 and 160 px. For 224 px, the images of PHOTOS
+(default: FOLDER) are first saved at 500 x 375 and JPEG quality 87. Decoders and resizers are also timed alone;
+libraries that are not installed are skipped.
 
-python benchmarks/input.py FOLDER --photos PHOTOS --out benchmarks/results/input-cpu.json
+    python benchmarks/data_loading.py FOLDER --photos PHOTOS --out benchmarks/results/input-cpu.json
 """
 
-import argparse
 import io
 import itertools
 import math
@@ -39,7 +38,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from harness import RESULTS, environment, write
+from harness import RESULTS, argument_parser, environment, write_result
 from vitreous.data.augmentation import augment, crop_boxes
 from vitreous.data.encoded import FileSource
 from vitreous.data.loading import TrainLoader
@@ -61,15 +60,15 @@ BILINEAR = Image.Resampling.BILINEAR
 
 
 def listed(folder: Path) -> tuple[list[str], list[int]]:
-    """Names and classes of up to IMAGES files, evenly spaced."""
+    """Return the names and classes of up to IMAGES files, evenly spaced in the sorted list."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.[jJ][pP]*[gG]"))
     names = names[:: max(1, len(names) // IMAGES)][:IMAGES]
     classes = sorted({Path(name).parts[0] for name in names})
     return names, [classes.index(Path(name).parts[0]) for name in names]
 
 
-def varied(image: Image.Image, size: int) -> Tensor:
-    """What a data set's transform usually is: crop, resize, flip, to a tensor, normalise."""
+def usual_transform(image: Image.Image, size: int) -> Tensor:
+    """Apply the usual training transform to one image: random resized crop, flip, to a tensor, normalise."""
     width, height = image.size
     for _ in range(10):
         area, ratio = width * height * random.uniform(0.08, 1), math.exp(random.uniform(-1, 1) * math.log(4 / 3))
@@ -86,7 +85,7 @@ def varied(image: Image.Image, size: int) -> Tensor:
     return pixels.sub_(MEAN).div_(STD)
 
 
-class Plain(Dataset[tuple[Tensor, int]]):
+class PillowDataset(Dataset[tuple[Tensor, int]]):
     def __init__(self, folder: Path, size: int):
         self.folder, self.size = str(folder), size
         self.names, self.labels = listed(folder)
@@ -96,16 +95,19 @@ class Plain(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         with Image.open(os.path.join(self.folder, self.names[index])) as image:  # noqa: PTH118
-            return varied(image.convert("RGB"), self.size), self.labels[index]
+            return usual_transform(image.convert("RGB"), self.size), self.labels[index]
 
 
 def pillow(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
-    yield from _sent((pixels for pixels, _ in _loaded(Plain(folder, size), device)), device)
+    yield from _sent((pixels for pixels, _ in _loaded(PillowDataset(folder, size), device)), device)
 
 
 def datasets(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
     def transform(rows: dict[str, Any]) -> dict[str, Any]:
-        return {"pixels": [varied(image.convert("RGB"), size) for image in rows["image"]], "label": rows["label"]}
+        return {
+            "pixels": [usual_transform(image.convert("RGB"), size) for image in rows["image"]],
+            "label": rows["label"],
+        }
 
     loaded = _loaded(_image_folder(folder).with_transform(transform), device)
     yield from _sent((rows["pixels"] for rows in loaded), device)
@@ -117,9 +119,9 @@ def _image_folder(folder: Path) -> Any:
 
     library.disable_progress_bars()
     names = [str(folder / name) for name in listed(folder)[0]]
-    with tempfile.TemporaryDirectory() as there:
+    with tempfile.TemporaryDirectory() as cache_dir:
         return library.load_dataset(
-            "imagefolder", data_files={"train": names}, split="train", cache_dir=there, keep_in_memory=True
+            "imagefolder", data_files={"train": names}, split="train", cache_dir=cache_dir, keep_in_memory=True
         )
 
 
@@ -142,14 +144,14 @@ def vitreous(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
             yield normalise(augment(part, its, CROPPED))
 
 
-def handed_over(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
+def uint8_batches(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
     yield from (pixels for pixels, _ in _ours(folder, size, device))
 
 
 def without_simplejpeg(folder: Path, size: int, device: torch.device) -> Iterator[Tensor]:
     before, decoding._simplejpeg = decoding._simplejpeg, lambda: None  # type: ignore[assignment]
     try:
-        yield from handed_over(folder, size, device)
+        yield from uint8_batches(folder, size, device)
     finally:
         decoding._simplejpeg = before
 
@@ -167,13 +169,13 @@ LOADERS: dict[str, Callable[[Path, int, torch.device], Iterator[Tensor]]] = {
     "pillow": pillow,
     "datasets": datasets,
     "vitreous": vitreous,
-    "handed over": handed_over,
+    "handed over": uint8_batches,
     "without simplejpeg": without_simplejpeg,
 }
 
 
 def rate(batches: Iterator[Tensor], seconds: float) -> float:
-    """Images a second, once what was loaded ahead is used up."""
+    """Return images/s, after the batches that were prefetched have been consumed."""
     ahead = 0
     while ahead < 4 * BATCH:
         ahead += len(next(batches))
@@ -201,11 +203,11 @@ def compare(folder: Path, size: int, device: torch.device, rounds: int, seconds:
     }
 
 
-# ---------------------------------------------------------------- decoders, and ways to resize a part
+# ---------------------------------------------------------------- decoders and resizers
 
 
 def decoders() -> dict[str, Callable[[bytes], Any]]:
-    """From the bytes of a JPEG to its pixels."""
+    """Return functions that decode the bytes of a JPEG."""
 
     def opened(data: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(data))
@@ -240,7 +242,7 @@ def decoders() -> dict[str, Callable[[bytes], Any]]:
 
 
 def resizers(size: int) -> dict[str, Callable[[Any, Any], Any]]:
-    """A part (left, top, right, bottom) of the pixels of an image at the model's size."""
+    """Return functions that resize a box (left, top, right, bottom) of an image to the model's size."""
 
     def part(pixels: Any, box: Any) -> Any:
         left, top, right, bottom = map(round, box)
@@ -267,7 +269,7 @@ def resizers(size: int) -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def parts(folder: Path, size: int, rounds: int) -> dict[str, Any]:
-    """Images a second by one core: decoding alone, and resizing alone."""
+    """Return images/s of one core for decoding alone and for resizing alone."""
     files = [(folder / name).read_bytes() for name in listed(folder)[0][::5]]
     images = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
     heights, widths = (torch.tensor([image.shape[side] for image in images]) for side in (0, 1))
@@ -292,11 +294,11 @@ def _each(function: Callable[..., object], *rows: list[Any]) -> None:
         function(*row)
 
 
-# ---------------------------------------------------------------- the run
+# ---------------------------------------------------------------- command line
 
 
 def photographs(folder: Path, into: Path) -> Path:
-    """500 x 375 or 375 x 500 at quality 87: what is usual in ImageNet."""
+    """Save the images at 500 x 375 or 375 x 500 and JPEG quality 87, as is usual in ImageNet."""
     for number, name in enumerate(listed(folder)[0]):
         with Image.open(folder / name) as image:
             size = (500, 375) if image.width >= image.height else (375, 500)
@@ -308,13 +310,13 @@ def photographs(folder: Path, into: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--photos", type=Path)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each loader in each round")
-    parser.add_argument("--out", type=Path)
+    parser = argument_parser(__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder of JPEGs for each class")
+    parser.add_argument("--photos", type=Path, help="images for 224 px (default: FOLDER)")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="default: cpu")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each loader (default: 5)")
+    parser.add_argument("--seconds", type=float, default=1.5, help="time of each turn (default: 1.5)")
+    parser.add_argument("--out", type=Path, help="JSON file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the workers inherit it
@@ -330,7 +332,7 @@ def main() -> None:
             tables["parts"].append({"data": data, **parts(folder, size, args.rounds)})
             print(tables["loaders"][-1], tables["parts"][-1], sep="\n", flush=True)
     out = args.out or RESULTS / f"input-{args.device.type}.json"
-    write(out, {**environment("PIL", "datasets", "simplejpeg", "cv2", "pyvips"), **tables})
+    write_result(out, {**environment("PIL", "datasets", "simplejpeg", "cv2", "pyvips"), **tables})
 
 
 if __name__ == "__main__":

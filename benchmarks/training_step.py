@@ -1,11 +1,10 @@
-"""What a training step costs on a GPU, and who keeps whom waiting: `python benchmarks/steps.py DATA [FIELD=VALUE ...]`.
+"""Time one training step, on the host and on the GPU: `python benchmarks/training_step.py DATA [FIELD=VALUE ...]`
 
-One step of DATA with the fields of TrainConfig that are given: as it is, compiled, and compiled and recorded as a CUDA
-graph. `host_ms` is how long the host is busy with a step, `step_ms` how long steps take one after the other,
-`kernel_ms` how long kernels run in one of them.
+Needs a CUDA GPU. One step on DATA, with the given fields of TrainConfig: eager ("plain"), compiled, and compiled and
+recorded as a CUDA graph ("recorded"). `host_ms` is the time the host spends on a step, `step_ms` the time per step in a
+row of steps, `kernel_ms` the time kernels run in one step.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,17 +13,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import vitreous
-from harness import environment, write
-from training import fields_of
+from harness import argument_parser, environment, parse_fields, require_gpu, write_result
 from vitreous.training.distributed import World
-from vitreous.training.loaders import feed
-from vitreous.training.plan import plan
+from vitreous.training.loaders import build_loaders
+from vitreous.training.plan import make_plan
 from vitreous.training.train import _engine
-from vitreous.utils.progress import Teller
+from vitreous.utils.progress import ProgressReporter
 from vitreous.utils.torch_settings import run_settings
 
 
-def timed(step: Callable[[], object], repeats: int = 50) -> dict[str, float]:
+def time_step(step: Callable[[], object], repeats: int = 50) -> dict[str, float]:
     for _ in range(5):
         step()
     torch.cuda.synchronize()
@@ -45,8 +43,8 @@ def timed(step: Callable[[], object], repeats: int = 50) -> dict[str, float]:
 
 def measure(source: str, config: vitreous.TrainConfig) -> dict[str, dict[str, float]]:
     data, world = vitreous.open_data(source), World()
-    made = plan(data, config, world)
-    fed = feed(data, made, world, Teller(quiet=True))
+    made = make_plan(data, config, world)
+    fed = build_loaders(data, made, world, ProgressReporter(quiet=True))
     results: dict[str, dict[str, float]] = {}
     for name in ("plain", "compiled", "recorded"):
         torch.compiler.reset()
@@ -54,7 +52,7 @@ def measure(source: str, config: vitreous.TrainConfig) -> dict[str, dict[str, fl
         engine.model.train()
         if name != "plain":
             engine.compile()
-            engine.records = name == "recorded"
+            engine.captures = name == "recorded"
         batches = fed.train.batches(0, 1 << 40)
         began = time.perf_counter()
         engine.step(next(batches), 0, made.batch_size, world)
@@ -64,22 +62,23 @@ def measure(source: str, config: vitreous.TrainConfig) -> dict[str, dict[str, fl
         def step(engine=engine, batches=batches) -> None:  # type: ignore[no-untyped-def]
             engine.step(next(batches), 0, made.batch_size, world)
 
-        results[name] = {"first_step_s": first, **timed(step)}
+        results[name] = {"first_step_s": first, **time_step(step)}
         print(name, results[name], engine.notes)
     return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data")
-    parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE")
-    parser.add_argument("--out", type=Path)
+    parser = argument_parser(__doc__)
+    parser.add_argument("data", help="data set to train on")
+    parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE", help="changed fields of TrainConfig")
+    parser.add_argument("--out", type=Path, help="JSON file (default: only print)")
     options = parser.parse_intermixed_args()
-    config = vitreous.TrainConfig().with_(compile="no", **fields_of(options.fields))
+    require_gpu()
+    config = vitreous.TrainConfig().with_(compile="no", **parse_fields(options.fields))
     with run_settings(config.run.device, config.run.deterministic):
         results = measure(options.data, config)
     if options.out:
-        write(options.out, {**environment(), "results": results})
+        write_result(options.out, {**environment(), "results": results})
 
 
 if __name__ == "__main__":

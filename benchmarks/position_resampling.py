@@ -1,16 +1,17 @@
-"""What it costs to call a model at a size that is not its own: positions resampled on every call, against a model that
-was laid out for that size.
+"""Time a model at an image size other than its own: `python benchmarks/position_resampling.py`
 
-    python benchmarks/sizes.py
+Compares a B/16 that resamples its position embedding in every call with a B/16 that was created for that size. Runs on
+the GPU if there is one, otherwise on the CPU, and writes results/sizes-cuda.json or results/sizes-cpu.json.
 """
 
 import torch
 
 import vitreous
-from harness import RESULTS, environment, median_seconds, write
+from harness import RESULTS, argument_parser, environment, median_seconds, write_result
 
 
 def main() -> None:
+    argument_parser(__doc__).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     rows = []
@@ -25,7 +26,7 @@ def main() -> None:
             row = {"batch": batch, "size": size, "laid_out_ms": milliseconds[0], "resampled_ms": milliseconds[1]}
             rows.append({key: round(value, 3) for key, value in row.items()})
             print(rows[-1], flush=True)
-    write(
+    write_result(
         RESULTS / f"sizes-{device}.json",
         {**environment("vitreous"), "model": "B/16", "dtype": str(dtype), "rows": rows},
     )

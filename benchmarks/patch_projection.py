@@ -1,6 +1,6 @@
-"""The patch projection as a convolution and as a matrix product: which is faster where.
+"""Time the patch projection as a convolution and as a matrix product: `python benchmarks/patch_projection.py`
 
-python benchmarks/patches.py
+Runs on the GPU if there is one, otherwise on the CPU, and writes results/patches-cuda.json or results/patches-cpu.json.
 """
 
 from functools import partial
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from harness import RESULTS, environment, median_seconds, write
+from harness import RESULTS, argument_parser, environment, median_seconds, write_result
 from vitreous.models.embed import project_by_convolution, project_by_linear
 
 SHAPES = {  # patch, width, images, size
@@ -47,13 +47,14 @@ def compare(patch: int, width: int, batch: int, size: int, device: str, dtype: t
 
 
 def main() -> None:
+    argument_parser(__doc__).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     rows = []
     for shape in SHAPES[device]:
         rows.append(compare(*shape, device, dtype))
         print(rows[-1], flush=True)
-    write(RESULTS / f"patches-{device}.json", {**environment(), "dtype": str(dtype), "rows": rows})
+    write_result(RESULTS / f"patches-{device}.json", {**environment(), "dtype": str(dtype), "rows": rows})
 
 
 if __name__ == "__main__":

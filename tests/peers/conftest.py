@@ -1,4 +1,4 @@
-"""Live peers. All of them import torchvision."""
+"""Make timm, torchvision and transformers importable for the tests that compare with them. All use torchvision."""
 
 import runpy
 from pathlib import Path

@@ -207,7 +207,7 @@ def test_keys_within_keys() -> None:
 def test_keys_for_another_number_of_images(rates: dict[str, float], count: int) -> None:
     """Broadcasting would give as many logits as there are keys."""
     model, x = tiny_vit(**rates).train(), images(count, 3, 32, 32)
-    with pytest.raises(VitreousError, match=f"a batch of {count} images with keys for 4"):
+    with pytest.raises(VitreousError, match=f"{count} images with 4 keys"):
         keyed(model, x, keys(4))
-    with pytest.raises(VitreousError, match="a batch of 4 images with keys for 1"):
+    with pytest.raises(VitreousError, match="4 images with 1 keys"):
         keyed(model, images(4, 3, 32, 32), keys(1))

@@ -105,12 +105,12 @@ def test_sizes_that_no_tensor_has() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("B/15", {}, "no model is called 'B/15': did you mean B/16"),
+        ("B/15", {}, "unknown model 'B/15': did you mean B/16"),
         ("b/16", {}, "did you mean B/16"),
         ("BiT-R50x9", {}, "did you mean BiT-R50x"),
-        ("qqqq", {}, "no model is called 'qqqq': `vitreous models` lists all"),
-        ("vit_base_patch16_clip_224", {}, "no model is called 'vit_base_patch16_clip_224': `vitreous models` lists"),
-        ("resnet50", {}, "no model is called 'resnet50': `vitreous models` lists"),
+        ("qqqq", {}, "unknown model 'qqqq': `vitreous models` lists all"),
+        ("vit_base_patch16_clip_224", {}, "unknown model 'vit_base_patch16_clip_224': `vitreous models` lists"),
+        ("resnet50", {}, "unknown model 'resnet50': `vitreous models` lists"),
         ("B/16", {"widht": 3}, "ViTConfig has no field 'widht'; did you mean 'width'"),
         ("BiT-R50x1", {"qk_norm": True}, "BiTConfig has no field 'qk_norm'; it has blocks, "),
     ],
@@ -159,8 +159,8 @@ def test_names_of_other_libraries_are_translated(name: str) -> None:
     with pytest.raises(VitreousError) as error:
         vitreous.create(name)
     said = str(error.value)
-    assert said.startswith(f"no model is called {name!r}: here it is ")
-    assert f"{ELSEWHERE[name]}, with fresh weights. Trained weights are opened with vitreous.load(" in said
+    assert said.startswith(f"unknown model {name!r}: its name here is ")
+    assert f"{ELSEWHERE[name]} makes it with initial weights, and vitreous.load(" in said
     model = eval(ELSEWHERE[name], {"create": lambda *a, **k: vitreous.create(*a, **k, device="meta")})
     assert isinstance(model, VisionTransformer | BiT)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import vitreous
 from helpers import FIXTURES, SMALL_RESNET, draw, images, oracle, outputs, relative_error, tiny_vit
 from vitreous import BiTConfig, VitreousError, VitreousWarning
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.weights.containers import open_tensors
 from vitreous.weights.dialect_names import DialectName
 from vitreous.weights.dialects import DIALECTS
@@ -156,7 +156,7 @@ def test_bit_out_and_in(stem: str, activation: str, border: str, tmp_path: Path)
     config = BiTConfig(
         blocks=(2, 1), width_factor=0.5, stem=stem, activation=activation, pool_border=border, num_classes=5
     )
-    model = draw(build(config))
+    model = draw(build_model(config))
     for dialect in ("bit", "native"):
         vitreous.save(model, target(tmp_path, dialect), to=dialect)
         back = vitreous.load(target(tmp_path, dialect))
@@ -444,7 +444,7 @@ def test_dinov2_is_shown_the_size_that_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_a_reader_will_assume_is_what_it_does(tmp_path: Path) -> None:
-    bit = draw(build(BiTConfig(blocks=(1,), width_factor=0.5, image_size=128, num_classes=2)))
+    bit = draw(build_model(BiTConfig(blocks=(1,), width_factor=0.5, image_size=128, num_classes=2)))
     waves = tiny_vit(position="sincos-2d", pool="gap")
     cropped = tiny_vit(image_size=35, remainder="crop", pool="gap")
     for model, dialect in ((bit, "bit"), (waves, "big-vision"), (cropped, "google")):

@@ -13,7 +13,7 @@ import vitreous
 from helpers import images, oracle, outputs, relative_error, tiny_vit
 from vitreous import BiT, VitreousError
 from vitreous.models import embed
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.weights.checkpoint import Checkpoint
 from vitreous.weights.load import read_checkpoint
 from vitreous.weights.resize import resize
@@ -35,7 +35,7 @@ def read(parameters: Arrays, **options: object) -> tuple[vitreous.ViTConfig, Sta
 
 def logits(parameters: Arrays, facts: Arrays) -> float:
     config, state = read(parameters)
-    model = build(config).eval()
+    model = build_model(config).eval()
     model.load_state_dict(state)
     size = next(key for key in facts if key.startswith("input_")).removeprefix("input_")
     x = torch.from_numpy(facts[f"input_{size}"]).permute(0, 3, 1, 2)
@@ -115,12 +115,12 @@ def test_bit_v1_is_the_hybrids_backbone_with_a_head() -> None:
     bit = {k: a for k, a in parameters.items() if k.startswith(("conv_root", "gn_root", "block"))}
     bit |= {"head/kernel": np.ones((256, 5), np.float32) / 256, "head/bias": np.zeros(5, np.float32)}
     config, state = read(bit)
-    model = build(config).eval()
+    model = build_model(config).eval()
     model.load_state_dict(state)
     assert isinstance(model, BiT)
     assert (config.activation, config.blocks, config.width_factor) == ("post", (1, 1), 0.5)
     hybrid_config, hybrid_state = read(parameters)
-    hybrid = build(hybrid_config).eval()
+    hybrid = build_model(hybrid_config).eval()
     hybrid.load_state_dict(hybrid_state)
     x = images(2, 3, 70, 64)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_a_class_token_without_a_position_slot() -> None:
     folded = parameters | {"cls": parameters["cls"] + parameters[place][:, :1], place: parameters[place][:, 1:]}
     config, state = read(folded)
     assert (config.position_slots, config.class_token) == ("patches", True)
-    model, old = build(config).eval(), build(read(parameters)[0]).eval()
+    model, old = build_model(config).eval(), build_model(read(parameters)[0]).eval()
     model.load_state_dict(state)
     old.load_state_dict(read(parameters)[1])
     x = images(1, 3, 32, 32)
@@ -207,7 +207,7 @@ def test_a_load_at_another_size_lays_the_model_out_for_it(tmp_path: Path, monkey
 def test_resizing_is_what_a_call_at_that_size_does(position: str, policy: str) -> None:
     model = tiny_vit(position=position, resample=policy, registers=1)
     config, state = resize(model.config, model.state_dict(), (48, 24))
-    resized = build(config).eval()
+    resized = build_model(config).eval()
     resized.load_state_dict(state)
     assert resized.config.grid == (6, 3)
     x = images(2, 3, 48, 24)

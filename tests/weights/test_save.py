@@ -19,7 +19,7 @@ import vitreous
 from helpers import draw, images, outputs, tiny_vit
 from vitreous import BiTConfig, Preprocessing, VitreousError, VitreousWarning
 from vitreous.models import BiT, VisionTransformer
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.training.config import Finetuning
 from vitreous.training.lora import add_adapters_
 
@@ -29,7 +29,7 @@ LABELS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 
 def tiny_bit(**changes: Any) -> BiT:
     fields = {"blocks": (1,), "width_factor": 0.5, "num_classes": 7, "image_size": 32, **changes}
-    return draw(build(BiTConfig(**fields)))
+    return draw(build_model(BiTConfig(**fields)))
 
 
 def round_trip(model: nn.Module, folder: Path, **options: Any) -> Model:

@@ -1,14 +1,14 @@
-"""What a model of the zoo is called elsewhere: in timm, Hugging Face's hub, torchvision, DINO's and Google's code.
+"""Names of the models in other libraries: timm, Hugging Face, torchvision, DINO and Google's code.
 
-For error messages alone: such a name is not accepted, since the same name there stands for trained weights, and small
-settings differ (timm's GELU is the exact one).
+They are used in error messages only. `create` does not accept them: in those libraries the name stands for trained
+weights, and some settings differ (timm uses the erf GELU).
 """
 
 import re
 from collections.abc import Container
 from typing import Any
 
-HUB = r"(hf://|hf-hub:)?(?P<owner>[\w.-]+/)(?=[\w.-]*[a-zA-Z][\w.-]*$)(?!\d)"  # owner/name; B/16 is none
+HUB = r"(hf://|hf-hub:)?(?P<owner>[\w.-]+/)(?=[\w.-]*[a-zA-Z][\w.-]*$)(?!\d)"  # owner/name, but not B/16
 
 SIZES = {
     **{"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g", "gigantic": "G"},
@@ -16,7 +16,7 @@ SIZES = {
 }
 SIZE = r"(?P<size>tiny|small|base|large|huge|giant|gigantic|so400m)"
 LETTER = r"(?P<size>ti|t|s|b|l|h|g|so400m)"
-# What may follow the name of a plain ViT: its image size, and what its weights were trained on or by.
+# Suffixes of timm names: image size, training data and method.
 TAIL = r"(_(?P<px>\d{3}))?((_ft)?_(in21k|in22k|in12k|in1k|augreg|miil|dino|sam))*"
 
 PATTERNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -50,14 +50,14 @@ PATTERNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def known_elsewhere(name: str, zoo: Container[str]) -> tuple[str, dict[str, Any]] | None:
-    """The model of the zoo that is called `name` elsewhere, and the fields that make it that one."""
+    """Return the name here of a model that other libraries call `name`, and the config fields to change."""
     bare = re.sub(rf"^{HUB}", "", name).partition(".")[0]
     plain = re.sub(r"[-/+\s]+", "_", bare)
     for pattern, target, changes in PATTERNS:
         if match := re.fullmatch(pattern, plain, re.IGNORECASE):
             parts = {key: value for key, value in match.groupdict().items() if value is not None}
             size = parts.get("size", parts.get("other", ""))
-            # Only g and G differ by their case; DINOv2's giant is neither.
+            # g and G differ by case only; DINOv2's giant is neither.
             parts["size"] = "G" if size == "G" else SIZES.get(size.lower(), "")
             if target.startswith("DINOv2") and parts["size"] == "g":
                 parts["size"] = "giant"
@@ -68,7 +68,7 @@ def known_elsewhere(name: str, zoo: Container[str]) -> tuple[str, dict[str, Any]
 
 
 def explain(name: str, zoo: Container[str]) -> str | None:
-    """For an error message: what a name of elsewhere is called here, and how its trained weights are opened."""
+    """Return a hint for an error message: the name here, and how to load the trained weights; None if unknown."""
     found = known_elsewhere(name, zoo)
     if found is None:
         return None
@@ -80,6 +80,6 @@ def explain(name: str, zoo: Container[str]) -> str | None:
     elif re.match(r"(vit|deit3?)_[a-z0-9]+_patch", name):
         trained = f"hf://timm/{name}" + ("" if "." in name else ".TAG")
     return (
-        f'here it is "{here}": create("{here}"{fields}), with fresh weights. Trained weights are opened with'
-        f' vitreous.load("{trained}")'
+        f'its name here is "{here}": create("{here}"{fields}) makes it with initial weights, and'
+        f' vitreous.load("{trained}") loads trained weights'
     )

@@ -1,64 +1,94 @@
-"""What every model is, whatever it is made of."""
+"""`Model`: the base class of ViT and BiT. It holds what is stored in a checkpoint besides the weights."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitreous.errors import VitreousError, brief
 from vitreous.models.init import reset_head_
+from vitreous.preprocessing import Preprocessing
 from vitreous.utils.memory import require_memory
 
-C = TypeVar("C")
+
+class ModelConfig(Protocol):
+    """What the configs of all models have in common."""
+
+    @property
+    def image_size(self) -> int | tuple[int, int]: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def head_bias(self) -> float: ...
+    @property
+    def head_width(self) -> int: ...
+
+
+class ModelReport(Protocol):
+    """What `vitreous.load` reports about a file. `weights/load_report.py` implements it."""
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+    @property
+    def guessed(self) -> str: ...
+
+
+AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
 
 
 class Model(nn.Module):
-    """A ViT or a BiT: `model(images)` gives logits, `model.features(images)` what is under the head.
+    """A ViT or a BiT. `model(images)` returns logits, `model.features(images)` the input of the head."""
 
-    Set `checkpoint_activations` to trade a second forward for memory in training; the gradients are the same.
-    The rest travels with the weights, from the file they were read from to the file they are written to.
-    """
+    config: ModelConfig
+    head: nn.Module
+    pre_logits: nn.Module | None
+    checkpoint_activations: bool = False  # recompute activations in the backward pass: less memory, same gradients
 
-    checkpoint_activations: bool = False
-    preprocessing: Any = None  # vitreous.preprocessing.Preprocessing: the images it was trained on
-    labels: tuple[str, ...] | None = None  # the names of its classes
-    multi_label: bool = False  # an image may be of several classes: probabilities are sigmoids, not a softmax
-    extras: Any = None  # tensors of the file that no inference needs, for the way back: the mask token of DINOv2
-    report: Any = None  # vitreous.weights.load_report.LoadReport: what was found in the file
+    # Stored in the checkpoint together with the weights:
+    preprocessing: Preprocessing | None = None
+    labels: tuple[str, ...] | None = None  # class names
+    multi_label: bool = False  # several classes per image: probabilities are sigmoids, not a softmax
+    extras: Mapping[str, Tensor] | None = None  # tensors of the file that inference does not use: DINOv2's mask token
+    report: ModelReport | None = None  # set by `vitreous.load`
 
     def reset_head(self, num_classes: int) -> Self:
-        """Replace the head by a new one of zeros for `num_classes` classes; 0: by none, so that features come out.
+        """Replace the head by a zero-initialised one for `num_classes` classes; 0 removes it, so that the model returns
+        features.
 
-        As `load(..., num_classes=K)` does, the hidden layer of pre-training (`representation_size`) goes with the old
-        head. The config follows, and the names of the old classes are forgotten. Returns the model.
+        The config is updated and the class names are removed. The pre-logits layer (`representation_size`) is removed
+        with the old head, as in `vitreous.load(..., num_classes=K)`. Returns the model.
         """
-        model: Any = self  # a config and a head are what all models have, each of its own type
-        config = with_classes(model.config, num_classes)
-        like = model.head.weight if isinstance(model.head, nn.Linear) else list(self.parameters())[-1]
+        config = with_classes(self.config, num_classes)
+        like = self.head.weight if isinstance(self.head, nn.Linear) else list(self.parameters())[-1]
         head: nn.Module = nn.Identity()
         if num_classes:
             needed = config.head_width * num_classes * like.dtype.itemsize
             require_memory(needed, f"a head of {num_classes:,} classes", like.device)
             head = nn.Linear(config.head_width, num_classes, device=like.device, dtype=like.dtype)
             reset_head_(head, config.head_bias)
-        if getattr(config, "representation_size", None) is None and hasattr(model, "pre_logits"):
-            del model.pre_logits  # else torch would keep the name among the modules
-            model.pre_logits = None
-        model.config, model.head = config, head.train(self.training)
+        if "pre_logits" in self._modules and getattr(config, "representation_size", None) is None:
+            del self.pre_logits  # otherwise the name would stay in the list of modules
+            self.pre_logits = None
+        self.config, self.head = config, head.train(self.training)
         self.labels, self.multi_label = None, False
         return self
 
 
-def with_classes(config: C, num_classes: int) -> C:
-    """The config with a plain head for `num_classes` classes, or with none."""
-    check_classes(num_classes)
-    changes: dict[str, Any] = {"num_classes": num_classes}
+def with_classes(config: AnyConfig, num_classes: int) -> AnyConfig:
+    """Return the config with a linear head for `num_classes` classes and no pre-logits; 0: without a head."""
+    check_num_classes(num_classes)
+    changes: dict[str, int | None] = {"num_classes": num_classes}
     if num_classes and hasattr(config, "representation_size"):
         changes["representation_size"] = None
-    changed: C = replace(config, **changes)  # type: ignore[type-var]
+    changed: AnyConfig = replace(config, **changes)  # type: ignore[type-var]
     return changed
 
 
-def check_classes(num_classes: Any) -> None:
+def check_num_classes(num_classes: object) -> None:
     if type(num_classes) is not int or num_classes < 0:
         raise VitreousError(f"num_classes = {brief(num_classes)}: expected 0 or more")

@@ -1,7 +1,7 @@
-"""What a model costs at a size, before it is built: parameters, arithmetic, memory.
+"""Cost of a model at an image size: parameters, FLOPs and activation memory. The model need not be built.
 
-FLOPs are 2 for each multiply-add, of one forward pass over one image; a training step takes three times as many.
-They count matrix products and convolutions, as torch's FlopCounterMode does.
+FLOPs count matrix products and convolutions of one forward pass of one image, 2 per multiply-add, as torch's
+FlopCounterMode does. A training step takes three times as many.
 """
 
 import math
@@ -18,17 +18,17 @@ from vitreous.models.checks import Size, ceil_div, pair
 from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
 from vitreous.models.standard import difference, vitreous_model
 from vitreous.models.vit import VisionTransformer, ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.models.zoo import config as named_config
 
 
 @dataclass(frozen=True)
 class Flops:
-    backbone: int  # a hybrid's or BiT's convolutions
+    backbone: int  # convolutions of a hybrid or a BiT
     patches: int  # the projection E of equation 1
     attention: int  # equation 2
     mlp: int  # equation 3
-    head: int  # pooling by attention, the pre-training head's layer, the classifier
+    head: int  # attention pooling, pre-logits, head
 
     @property
     def total(self) -> int:
@@ -40,31 +40,32 @@ class Cost:
     config: ViTConfig | BiTConfig
     size: tuple[int, int]
     flops: Flops
-    grid: tuple[int, int]  # (rows, cols) of patches; of BiT's last map
+    grid: tuple[int, int]  # (rows, cols) of patches; for BiT, of the last feature map
 
     @property
     def training_flops(self) -> int:
-        """One image's share of a training step: forward, and backward at twice its price."""
+        """FLOPs per image of a training step: the backward pass takes twice as many as the forward pass."""
         return 3 * self.flops.total
 
     @property
     def tokens(self) -> int:
-        """Patches, the paper's N. A CNN has none."""
+        """Number of patches, N in the paper. 0 for a BiT."""
         return math.prod(self.grid) if isinstance(self.config, ViTConfig) else 0
 
     @property
     def pairs(self) -> int:
-        """Pairs of patches: what global attention compares."""
+        """Number of pairs of patches, which attention compares."""
         return math.comb(self.tokens, 2)
 
     @property
     def pixel_pairs(self) -> int:
-        """Pairs of pixels: what it would compare without patches."""
+        """Number of pairs of pixels, which attention would compare without patches."""
         return math.comb(math.prod(self.size), 2)
 
     @cached_property
     def parameters(self) -> int:
-        """Counted on models that are never allocated. All blocks of a ViT are alike, so two shallow ones tell."""
+        """Number of parameters, counted on the meta device. The blocks of a ViT all have the same number of parameters,
+        so models of depth 1 and 2 are enough."""
         if not isinstance(self.config, ViTConfig):
             return _count_parameters(self.config)
         one, two = (_count_parameters(replace(self.config, depth=depth)) for depth in (1, 2))
@@ -72,16 +73,16 @@ class Cost:
 
     @property
     def activation_bytes(self) -> int:
-        """What one image's forward in fp32 keeps for the backward of a training step: fused attention, no activation
-        checkpointing."""
+        """Bytes per image that a forward pass in fp32 stores for the backward pass, with fused attention and without
+        activation checkpointing."""
         if isinstance(self.config, ViTConfig):
             return _vit_activations(self.config, self.size)
         return _resnet_activations(self.config, self.config.channels, self.size)
 
 
 def cost(model: VisionTransformer | BiT | ViTConfig | BiTConfig | str, size: Size | None = None) -> Cost:
-    """The cost of a model, a config or a name for images of `size`, by default its own. A model must be as its config
-    describes it, up to hooks and compiled parts, which are not counted."""
+    """Return the cost of a model, config or model name for images of `size` (default: the model's own). A model must
+    agree with its config; hooks and compiled modules are allowed and not counted."""
     if isinstance(model, str):
         model = named_config(model)
     config = model if isinstance(model, ViTConfig | BiTConfig) else _config_of(model)
@@ -97,30 +98,30 @@ def _config_of(model: nn.Module) -> ViTConfig | BiTConfig:
     known = vitreous_model(model, "cost")
     if (reason := difference(known, allowed=("hook", "compiled"))) is not None:
         raise VitreousError(
-            f"cost: the model is not as its config describes it: {reason}. cost(model.config) gives the cost of the"
-            " unchanged model"
+            f"cost: the model differs from its config: {reason}. cost(model.config) gives the cost of the unchanged"
+            " model"
         )
     return cast(VisionTransformer | BiT, known).config
 
 
 def _count_parameters(config: ViTConfig | BiTConfig) -> int:
     with torch.device("meta"):
-        return sum(p.numel() for p in build(config).parameters())
+        return sum(p.numel() for p in build_model(config).parameters())
 
 
 def _vit_flops(c: ViTConfig, size: tuple[int, int]) -> Flops:
     rows, cols = c.grid_at(size)
-    D, M, N = c.width, c.mlp_dim or 0, rows * cols
+    D, M, N = c.width, c.mlp_dim, rows * cols
     T = c.prefix + N
     inputs = c.channels if c.backbone is None else c.backbone.out_width
-    products = 4 * T * D * D + 2 * T * T * D  # q, k, v and the projection; q k and its product with v
+    products = 4 * T * D * D + 2 * T * T * D  # q, k, v and the output projection; q k and the product with v
     if c.position == "relative":
         products += N * (2 * rows - 1) * (2 * cols - 1) * D
     mlp = (3 if c.mlp == "swiglu" else 2) * T * D * M
     vectors = T if c.pool == "none" else 1
     head = vectors * (c.representation_size or D) * c.num_classes + vectors * D * (c.representation_size or 0)
     if c.pool == "map":
-        head += 2 * D * D + 2 * N * D * D + 2 * N * D + 2 * D * M  # q and projection; k, v; attention; its MLP
+        head += 2 * D * D + 2 * N * D * D + 2 * N * D + 2 * D * M  # q and output projection; k, v; attention; MLP
     return Flops(
         backbone=0 if c.backbone is None else _resnet_flops(c.backbone, c.channels, size),
         patches=2 * N * D * inputs * math.prod(pair(c.patch_size)),
@@ -131,7 +132,7 @@ def _vit_flops(c: ViTConfig, size: tuple[int, int]) -> Flops:
 
 
 def _units(c: ResNetConfig, size: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
-    """Of every bottleneck: cells of the map that goes in, cells that come out, channels in, channels inside."""
+    """For each bottleneck unit: cells of its input, cells of its output, input channels, inner channels."""
     grid = ResNetConfig((), stem=c.stem).grid_at(size)
     width = c.stem_width
     for stage, units in enumerate(c.blocks):
@@ -156,29 +157,29 @@ def _resnet_flops(c: ResNetConfig, channels: int, size: tuple[int, int]) -> int:
 
 
 def _vit_activations(c: ViTConfig, size: tuple[int, int]) -> int:
-    """Bytes, from what each operation saves. Per token and layer, in units of D: what both norms read (2) and give
-    (2), q, k and v (3), attention's output (1); then the MLP's hidden layer before and after its activation."""
+    """Bytes that the operations store. Per token and layer, in units of D: inputs (2) and outputs (2) of both norms, q,
+    k and v (3), output of attention (1); then the hidden layer of the MLP before and after its activation."""
     rows, cols = c.grid_at(size)
-    D, M, N = c.width, c.mlp_dim or 0, rows * cols
+    D, M, N = c.width, c.mlp_dim, rows * cols
     T = c.prefix + N
-    layer = 8 * D + (4 if c.mlp == "swiglu" else 2) * M + 4 + c.heads  # the norms' statistics, the softmax's sums
+    layer = 8 * D + (4 if c.mlp == "swiglu" else 2) * M + 4 + c.heads  # statistics of the norms, sums of the softmax
     if c.layer_scale is not None:
         layer += 2 * D
     if c.qk_norm:
         layer += 3 * D + 4 * c.heads
-    if c.position == "relative":  # a bias that learns takes attention off its fused path
+    if c.position == "relative":  # attention with a trained bias is not fused
         layer += 4 * D + 5 * c.heads * T
-    elements = c.depth * T * layer + T * D * (2 if c.pool == "token" else 1)  # what the final norm reads; its view
+    elements = c.depth * T * layer + T * D * (2 if c.pool == "token" else 1)  # input of the final norm, and its view
     if c.pool == "map":
         elements += N * (D + 2 * D) + 4 * D + 2 * M
-    masks = T * D + c.depth * T * (2 * D + M) if c.dropout else 0  # a byte each, as on CUDA
+    masks = T * D + c.depth * T * (2 * D + M) if c.dropout else 0  # one byte each, as on CUDA
     image = 4 * c.channels * math.prod(size)
     stem = image if c.backbone is None else _resnet_activations(c.backbone, c.channels, size)
     return stem + 4 * elements + masks
 
 
 def _resnet_activations(c: ResNetConfig, channels: int, size: tuple[int, int]) -> int:
-    """Bytes: the inputs of convolutions and norms, the outputs of ReLUs, the places the max-pool took."""
+    """Bytes: inputs of convolutions and norms, outputs of ReLUs, indices of the max-pooling."""
     post, stem = c.activation == "post", _stem_cells(c, size) * c.stem_width
     elements = channels * math.prod(size) + stem * (2 if post else 1)
     if c.stem == "imagenet":

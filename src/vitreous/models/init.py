@@ -1,4 +1,4 @@
-"""The initialisations of the official code that torch does not have under one name."""
+"""Initialisations of the official code that torch has no function for."""
 
 import math
 
@@ -6,15 +6,15 @@ from torch import nn
 
 
 def lecun_normal_(layer: nn.Linear | nn.Conv2d) -> None:
-    """Flax's default: normal, truncated at two deviations, variance 1 / fan-in; bias zero."""
-    std = math.sqrt(1 / layer.weight[0].numel()) / 0.87962566103423978  # the truncation's own deviation
+    """Flax's default: normal with variance 1 / fan-in, truncated at two standard deviations; zero bias."""
+    std = math.sqrt(1 / layer.weight[0].numel()) / 0.87962566103423978  # standard deviation of the truncated normal
     nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
 def xavier_(layer: nn.Linear, parts: int = 1, bias_std: float = 0.0) -> None:
-    """Xavier-uniform; of a fused layer each part by itself, as when q, k and v were layers of their own."""
+    """Xavier-uniform. A fused layer of `parts` layers (q, k, v) is initialised part by part."""
     for weight in layer.weight.chunk(parts):
         nn.init.xavier_uniform_(weight)
     if layer.bias is not None:
@@ -22,8 +22,8 @@ def xavier_(layer: nn.Linear, parts: int = 1, bias_std: float = 0.0) -> None:
 
 
 def reset_head_(head: nn.Module, bias: float) -> None:
-    """A classifier starts at zero, so that the first predictions do not depend on the draw; a sigmoid loss wants a
-    bias of, say, -10, to start from "none of them"."""
+    """Set the weights of a linear head to zero and its bias to `bias`. For a sigmoid loss with many classes about -10
+    is useful: the model then starts by predicting that no class is present."""
     if isinstance(head, nn.Linear):
         nn.init.zeros_(head.weight)
         nn.init.constant_(head.bias, bias)

@@ -1,12 +1,12 @@
 """BiT: ResNets with group normalisation and weight-standardised convolutions.
 
-Two orders of the same bottleneck unit exist, and published weights for both:
+There are published weights for two variants of the bottleneck unit:
 
-    activation="pre"   ResNet-v2, the paper's CNN baseline: norm and ReLU come before each convolution
+    activation="pre"   ResNet-v2, the paper's CNN baseline: norm and ReLU before each convolution
     activation="post"  ResNet-v1, the backbone of the hybrids (with a head: big_vision's `bit`)
 
-Each keeps the numerics its weights were trained with: how a kernel is standardised, the epsilon of its norms, where
-a strided convolution and the max-pool put their padding.
+The variants differ in numerics too, as their published weights require: weight standardisation, epsilon of the norms,
+padding of strided convolutions and of the max-pooling.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ BLOCKS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """The body of a ResNet, from a bare stem (`blocks=()`) to four stages."""
+    """A ResNet without its head: a stem and up to four stages. `blocks=()`: the stem only."""
 
-    blocks: tuple[int, ...] = BLOCKS[50]  # bottleneck units in each stage
-    width_factor: float = 1.0  # x1 is 64 channels at the stem
+    blocks: tuple[int, ...] = BLOCKS[50]  # bottleneck units per stage
+    width_factor: float = 1.0  # 1: the stem has 64 channels
     activation: Literal["pre", "post"] = "pre"
-    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 stride 2 and a max-pool; or 3x3 stride 1, for images < 96 px
-    # What the pre-activation stem's max-pool sees beyond the border: nothing (big_vision), or zeros, which win over
-    # negative values (the first BiT code, timm). Behind a ReLU it makes no difference.
+    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7, stride 2, max-pooling; or 3x3, stride 1, for images < 96 px
+    # Padding of the max-pooling in a pre-activation stem: none (big_vision), or zeros, which exceed negative values
+    # (the original BiT code, timm). After a ReLU both are equal.
     pool_border: Literal["nothing", "zeros"] = "nothing"
 
     def __post_init__(self) -> None:
@@ -47,7 +47,10 @@ class ResNetConfig:
         require(whole, self, "width_factor", "must be a positive multiple of 0.5, for 32 groups of equal size")
         border_matters = self.activation == "pre" and self.stem == "imagenet"
         require(
-            border_matters or self.pool_border == "nothing", self, "pool_border", "no max-pool here that it changes"
+            border_matters or self.pool_border == "nothing",
+            self,
+            "pool_border",
+            "only for activation='pre' and stem='imagenet'",
         )
 
     @property
@@ -56,26 +59,26 @@ class ResNetConfig:
 
     @property
     def out_width(self) -> int:
-        """Channels of the last map."""
+        """Channels of the last feature map."""
         return self.stem_width << len(self.blocks) + 1 if self.blocks else self.stem_width
 
     @property
     def stride(self) -> int:
-        """Pixels from one cell of the last map to the next."""
+        """Pixels per cell of the last feature map."""
         return (4 if self.stem == "imagenet" else 1) << max(len(self.blocks) - 1, 0)
 
     def grid_at(self, size: tuple[int, int]) -> Grid:
-        """(rows, cols) of the last map. Every halving rounds up, in both orders."""
+        """(rows, cols) of the last feature map. Each stride of 2 rounds up, in both variants."""
         return ceil_div(size[0], self.stride), ceil_div(size[1], self.stride)
 
 
 @dataclass(frozen=True)
 class BiTConfig(ResNetConfig):
-    """A ResNet with a classifier. It takes images of any size; `image_size` is the one it is meant for."""
+    """A ResNet with a head. It accepts images of any size; `image_size` is the size it was made for."""
 
     image_size: Size = 224
     channels: int = 3
-    num_classes: int = 1000  # 0: no head, features out
+    num_classes: int = 1000  # 0: no head, the model returns features
     head_bias: float = 0.0  # initial bias of the head; its weights start at zero
 
     def __post_init__(self) -> None:
@@ -85,12 +88,12 @@ class BiTConfig(ResNetConfig):
 
     @property
     def head_width(self) -> int:
-        """Length of the features that the head reads."""
+        """Input dimension of the head."""
         return self.out_width
 
 
 def same_pad(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """TensorFlow's SAME padding: as little as reaches ceil(size / stride) cells, the odd pixel at the far side."""
+    """TensorFlow's SAME padding: the output has ceil(size / stride) cells; an odd pixel is added at the end."""
     total = [max((ceil_div(n, stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]]
     if not any(total):
         return x
@@ -99,7 +102,7 @@ def same_pad(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 class StdConv(nn.Conv2d):
-    """A convolution that standardises its kernel, for each output channel, on every call."""
+    """Convolution with weight standardisation: the kernel of each output channel is standardised on every call."""
 
     def __init__(self, config: ResNetConfig, inputs: int, outputs: int, kernel: int, stride: int = 1):
         self.post = config.activation == "post"
@@ -144,7 +147,7 @@ class Stem(nn.Module):
 
 
 class Unit(nn.Module):
-    """A bottleneck: 1x1 down to `mid` channels, 3x3, 1x1 up to four times as many, plus a shortcut."""
+    """Bottleneck unit: 1x1 to `mid` channels, 3x3, 1x1 to 4 x `mid` channels, plus a shortcut."""
 
     def __init__(self, config: ResNetConfig, inputs: int, mid: int, stride: int):
         super().__init__()
@@ -153,7 +156,7 @@ class Unit(nn.Module):
         self.conv1 = StdConv(config, inputs, mid, 1)
         self.conv2 = StdConv(config, mid, mid, 3, stride)
         self.conv3 = StdConv(config, mid, outputs, 1)
-        # A norm stands behind its convolution in v1, in front of it in v2.
+        # The norm comes after its convolution in v1, before it in v2.
         widths = (mid, mid, outputs) if self.post else (inputs, mid, mid)
         self.norm1, self.norm2, self.norm3 = (group_norm(config, width) for width in widths)
         project = inputs != outputs or stride != 1
@@ -182,13 +185,13 @@ class Unit(nn.Module):
 
 
 def recompute(module: nn.Module, *inputs: object) -> Tensor:
-    """Run a module, keeping its inputs alone for the backward pass: activation checkpointing."""
+    """Run a module with activation checkpointing: only its inputs are stored for the backward pass."""
     output: Tensor = checkpoint(module, *inputs, use_reentrant=False)
     return output
 
 
 class ResNet(nn.Module):
-    """Images to the last feature map: the backbone of BiT and of the hybrids."""
+    """From images to the last feature map: the backbone of BiT and of the hybrids."""
 
     def __init__(self, config: ResNetConfig, channels: int = 3):
         super().__init__()
@@ -201,11 +204,11 @@ class ResNet(nn.Module):
             inputs = [width] + [4 * mid] * (units - 1)
             self.stages.append(nn.Sequential(*(Unit(config, i, mid, s) for i, s in zip(inputs, strides, strict=True))))
             width = 4 * mid
-        # v2 leaves its last sum unnormalised.
+        # The last sum of v2 is not normalised yet.
         self.norm = group_norm(config, width) if config.activation == "pre" else None
 
     def reset_parameters(self) -> None:
-        """Draw the weights. The model that a ResNet is part of calls this when it draws its own."""
+        """Initialise the weights. The model that contains the ResNet calls this."""
         for module in self.modules():
             if isinstance(module, StdConv):
                 lecun_normal_(module)
@@ -213,10 +216,10 @@ class ResNet(nn.Module):
                 module.reset_parameters()
         for module in self.modules():
             if isinstance(module, Unit) and module.post:
-                nn.init.zeros_(module.norm3.weight)  # a unit starts as its shortcut
+                nn.init.zeros_(module.norm3.weight)  # the unit starts as its shortcut
 
     def stage_maps(self, images: Tensor, checkpoint_activations: bool = False) -> list[Tensor]:
-        """The map after each stage, or after the stem where there is no stage; the last one normalised."""
+        """Feature map after each stage (after the stem if there is no stage). The last one is normalised."""
         x = self.stem(images)
         maps = []
         for stage in self.stages:
@@ -233,7 +236,9 @@ class ResNet(nn.Module):
 
 
 class BiT(Model):
-    """`model(images)` gives logits, `features` the pooled map under the head, `intermediates` the stages' maps."""
+    """`model(images)` returns logits, `features` the pooled feature map, `intermediates` the maps of the stages."""
+
+    config: BiTConfig
 
     def __init__(self, config: BiTConfig):
         super().__init__()
@@ -258,7 +263,7 @@ class BiT(Model):
         return logits
 
     def intermediates(self, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
-        """Maps (B, D, rows, cols) of the stages asked for, from 0; -1 is the last, as it goes into the head."""
+        """Feature maps (B, D, rows, cols) after the given stages. -1: the last, which the head pools."""
         check_images(images, self.config.channels, weight=self.backbone.stem.conv.weight)
         wanted = pick_layers(layers, max(len(self.config.blocks), 1))
         maps = self.backbone.stage_maps(images, self.checkpoint_activations)

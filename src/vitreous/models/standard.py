@@ -1,9 +1,9 @@
-"""Whether a model is still the one that its config describes, part by part.
+"""Compare a model with the one that its config describes.
 
-Code that does not call a model's own `forward` (fast paths, exporters, file writers, cost formulas) knows only the
-models that `build(config)` makes. A user may have changed a model since: replaced a module, wrapped or compiled a
-block, registered a hook, added an adapter. `differences` lists such changes. It compares with a freshly built model and
-accepts only what is equal, so a change that nobody thought of is listed too.
+Code that does not call the `forward` of a model (fast paths, exporters, file writers, cost formulas) supports only
+models as `build_model(config)` makes them. A user may have changed a model: replaced a module, wrapped or compiled a
+block, registered a hook, added an adapter. `differences` lists such changes. It compares with a newly built model and
+accepts only what is equal, so that unforeseen changes are listed too.
 """
 
 from collections.abc import Collection, Iterator
@@ -20,21 +20,21 @@ from vitreous.errors import VitreousError
 from vitreous.models.base import Model
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.models.vit import VisionTransformer, ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 
 Kind = Literal["type", "module", "attribute", "parameter", "shared", "hook", "compiled", "override"]
 
 CALL_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HOOKS = (*CALL_HOOKS, "_state_dict_hooks", "_state_dict_pre_hooks")
-# Attributes of an instance that do not change what its forward computes: torch's own bookkeeping, the mode, what
-# travels with the weights, and what `keyed_drops` sets for a batch.
+# Attributes that do not change the outputs: torch's internal ones, those stored with the weights, and those that
+# `keyed_drops` sets for a batch.
 TORCH = frozenset(vars(nn.Module()))
 FREE = frozenset(
-    {"checkpoint_activations", "preprocessing", "labels", "multi_label", "extras", "report", "keys", "kept"}
+    {"checkpoint_activations", "preprocessing", "labels", "multi_label", "extras", "report", "keys", "branch_scale"}
 )
 
 
-# What torch puts around a model, and where the model is in it.
+# Wrapper classes of torch, and the attribute that holds the model.
 WRAPPERS = {
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
     "torch.nn.parallel.data_parallel.DataParallel": "module",
@@ -44,10 +44,10 @@ WRAPPERS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """One way in which a model is not what its config describes."""
+    """One difference between a model and the one that its config describes."""
 
     kind: Kind
-    name: str  # of the module or parameter; "" is the model itself
+    name: str  # of the module or parameter; "": the model itself
     text: str
 
     def __str__(self) -> str:
@@ -55,21 +55,21 @@ class Difference:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside what torch puts around it to compile or to distribute it, which computes the same. A wrapper
-    with hooks of its own may compute something else, and is returned as it is."""
+    """Return the module inside the wrappers of torch.compile and distributed training. A wrapper with hooks may compute
+    something else and is returned unchanged."""
     while (attribute := _wraps(model)) is not None and not has_hooks(model):
         model = getattr(model, attribute)
     return model
 
 
 def vitreous_model(model: nn.Module, what: str) -> Model:
-    """The model of Vitreous that was given to `what`, without torch's wrappers; anything else is refused."""
+    """Return the Vitreous model without torch's wrappers. Raise for any other object; `what` names the caller."""
     found = unwrapped(model)
     if isinstance(found, Model):
         return found
     given = type(found).__name__
     if _wraps(found) is not None:
-        raise VitreousError(f"{what}: {given} has hooks of its own; register them on the model inside it")
+        raise VitreousError(f"{what}: the wrapper {given} has hooks; register them on the model inside it")
     raise VitreousError(f"{what}: expected a model from vitreous.load or vitreous.create, got {given}")
 
 
@@ -79,7 +79,7 @@ def _wraps(model: nn.Module) -> str | None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile` was called on a module, in place or around it."""
+    """Return whether a module was compiled: `module.compile()` or `torch.compile(module)`."""
     return module._compiled_call_impl is not None or _wraps(module) == "_orig_mod"
 
 
@@ -88,8 +88,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def differences(model: nn.Module) -> Iterator[Difference]:
-    """Every way in which a model differs from `build(model.config)`. The values of its parameters, their dtype and
-    device, and whether they are trained, are not part of this."""
+    """Yield all differences between a model and `build_model(model.config)`, except for the values, dtype, device and
+    requires_grad of parameters."""
     if type(model) not in (VisionTransformer, BiT):
         yield Difference("type", "", f"it is of type {type(model).__name__}, not VisionTransformer or BiT")
         return
@@ -113,12 +113,12 @@ def differences(model: nn.Module) -> Iterator[Difference]:
 
 
 def difference(model: nn.Module, allowed: Collection[Kind] = ()) -> str | None:
-    """The first difference, in words, that is not of an allowed kind; None: there is none."""
+    """Return the text of the first difference that is not of an allowed kind, or None."""
     return next((str(found) for found in differences(model) if found.kind not in allowed), None)
 
 
 def hooked(model: nn.Module) -> str | None:
-    """The first module of a model that has hooks, in words; None: there is none."""
+    """Return a text that names the first module with hooks, or None."""
     if found := next(_global_hooks(), None):
         return str(found)
     names = (name for name, module in model.named_modules() if has_hooks(module))
@@ -126,8 +126,8 @@ def hooked(model: nn.Module) -> str | None:
 
 
 class Structure:
-    """Which modules, parameters and hooks a model has at one time, to notice that one was replaced. That takes some
-    0.1 ms, so that it can be asked at every step. Of a module's attributes only a `forward` of its own is noticed."""
+    """Records the modules, parameters and hooks of a model, to detect later changes. A check takes about 0.1 ms, which
+    is cheap enough for every step. Of other attributes, only a `forward` set on an instance is detected."""
 
     def __init__(self, model: nn.Module):
         self.modules = list(model.modules())
@@ -150,7 +150,7 @@ class Structure:
 @lru_cache(maxsize=16)
 def _standard(config: ViTConfig | BiTConfig) -> dict[str, nn.Module]:
     with torch.device("meta"):
-        return dict(build(config).named_modules(remove_duplicate=False))
+        return dict(build_model(config).named_modules(remove_duplicate=False))
 
 
 def _global_hooks() -> Iterator[Difference]:
@@ -160,7 +160,7 @@ def _global_hooks() -> Iterator[Difference]:
 
 
 def _patched(standard: dict[str, nn.Module]) -> Iterator[Difference]:
-    """Methods that were replaced on a class: a freshly built model has these too. Of torch's classes, `forward`."""
+    """Yield methods that were replaced on a class (for torch's classes: `forward`). New instances have them too."""
     for kind in dict.fromkeys(map(type, standard.values())):
         own = kind.__module__.startswith("vitreous.")
         for name, function in vars(kind).items():
@@ -173,7 +173,7 @@ def _is_defined_in(function: FunctionType, kind: type) -> bool:
 
 
 def _below_a_difference(name: str, found: dict[str, nn.Module], standard: dict[str, nn.Module]) -> bool:
-    """Whether a module above this one differs already: that one is named, not everything in it."""
+    """Return whether a parent module differs already. Only the parent is reported then."""
     parts = name.split(".")
     for length in range(1, len(parts)):
         above = ".".join(parts[:length])
@@ -197,7 +197,7 @@ def _module_differences(name: str, module: nn.Module, expected: nn.Module) -> It
             if type(value) is not type(wanted) or value != wanted:
                 yield Difference("attribute", name, f"{_joined(name, attribute)} is {value!r}, not {wanted!r}")
         elif hasattr(type(module), attribute) or attribute in (expected._modules | expected._parameters):
-            # It hides a method or a default of the class, a module or a parameter.
+            # The attribute hides a method or class attribute, a module or a parameter.
             yield Difference("override", name, f"{_joined(name, attribute)} is replaced on the instance")
     for attribute in vars(expected):
         if attribute not in vars(module) and attribute not in TORCH | FREE:

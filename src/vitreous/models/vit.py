@@ -5,13 +5,13 @@
     z_l  = MLP(LN(z'_l)) + z'_l                     (3)  Block.forward
     y    = LN(z_L^0)                                (4)  VisionTransformer.tokens, .pool
 
-In shapes, B is the batch, D the width, N = rows x cols the patches, T = N and the tokens in front of them.
+Shapes: B batch, D width, N = rows x cols patches, T = N plus the class and register tokens in front of them.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import index
-from typing import Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,66 +25,69 @@ from vitreous.models.embed import Bias, PatchEmbed, Policy, patch_grid, position
 from vitreous.models.init import lecun_normal_, reset_head_, xavier_
 from vitreous.models.resnet import ResNet, ResNetConfig, recompute
 
-# Far beyond every ViT there is. What is larger is a typing error, and would end in an overflow or never be built.
-MOST = {"depth": 10_000, "width": 2**20, "mlp_dim": 2**22, "registers": 2**20, "representation_size": 2**20}
+AUTO: Any = None  # the value follows from other fields: ViTConfig.__post_init__
+# Upper limits, far above any known ViT. Larger values are mistakes and would overflow.
+LIMITS = {"depth": 10_000, "width": 2**20, "mlp_dim": 2**22, "registers": 2**20, "representation_size": 2**20}
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Everything that makes one ViT differ from another. The default is B/16 at 224 px.
+    """Architecture of a ViT. The default is B/16 at 224 px.
 
-    Of the fields that may be None, only `representation_size`, `layer_scale` and `backbone` stay so. The others are
-    settled from their neighbours; `dataclasses.replace` keeps what was settled unless it is given None again.
+    Fields that are AUTO (None) get their value when the config is made. `dataclasses.replace` keeps that value unless
+    it is given None again. `representation_size`, `layer_scale` and `backbone` may stay None.
     """
 
-    image_size: Size = 224  # the size its positions are laid out for; every other one works too
-    patch_size: Size = 16  # in pixels, or in cells of the backbone's map
+    image_size: Size = 224  # size of the position embeddings; the model accepts other sizes
+    patch_size: Size = 16  # in pixels, or in cells of the backbone's feature map
     channels: int = 3
     width: int = 768
     depth: int = 12
     heads: int = 12
-    mlp_dim: int | None = None  # None: 4 x width. With swiglu, the width after gating
+    mlp_dim: int = AUTO  # 4 x width. With swiglu: the dimension after gating
 
-    pool: Literal["token", "gap", "map", "none"] = "token"  # map: attention pooling; none: all tokens out
-    class_token: bool | None = None  # None: where pool="token" needs it
-    registers: int = 0  # tokens of no place, behind the class token
+    pool: Literal["token", "gap", "map", "none"] = "token"  # map: attention pooling; none: return all tokens
+    class_token: bool = AUTO  # True if pool="token"
+    registers: int = 0  # learned tokens without a position, after the class token
     final_norm: Literal["before-pool", "after-pool"] = "before-pool"
-    representation_size: int | None = None  # linear + tanh under the head, for pre-training
-    num_classes: int = 1000  # 0: no head, features out
+    representation_size: int | None = None  # pre-logits: linear + tanh before the head, for pre-training
+    num_classes: int = 1000  # 0: no head, the model returns features
     head_bias: float = 0.0  # initial bias of the head; its weights start at zero
 
     position: Literal["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"] = "learned-1d"
-    position_at: Literal["stem", "every-layer", "every-layer-shared"] | None = None  # None: stem; relative: every-layer
-    position_slots: Literal["patches", "class", "all"] | None = None  # what has one; None: the class token if it can
-    resample: Policy = "google"  # how learned positions go to another grid
+    position_at: Literal["stem", "every-layer", "every-layer-shared"] = AUTO  # stem; every-layer for relative
+    position_slots: Literal["patches", "class", "all"] = AUTO  # tokens with a position: also the class token if it can
+    resample: Policy = "google"  # how learned positions are resampled to another grid
 
     mlp: Literal["gelu", "swiglu"] = "gelu"
-    gelu: Literal["tanh", "erf"] = "tanh"  # of mlp="gelu", and of pool="map"
+    gelu: Literal["tanh", "erf"] = "tanh"  # for mlp="gelu" and pool="map"
     norm_eps: float = 1e-6
     qkv_bias: bool = True
-    qk_norm: bool = False  # this, qkv_bias and the dropouts are the encoder's; pool="map" is always plain
+    qk_norm: bool = False  # like qkv_bias and the dropout rates, for the encoder only, not for pool="map"
     layer_scale: float | None = None  # initial value; None: no LayerScale
-    dropout: float = 0.0  # on embeddings, attention's output, inside and behind the MLP
+    dropout: float = 0.0  # on the embeddings, the output of attention, and inside and after the MLP
     attention_dropout: float = 0.0
-    stochastic_depth: float = 0.0  # of the last block, rising linearly from 0 at the first
+    stochastic_depth: float = 0.0  # rate of the last block; it grows linearly from 0 at the first block
 
-    backbone: ResNetConfig | None = None  # the hybrids: patches are cut from its feature map
-    remainder: Literal["error", "crop"] = "error"  # when the patch does not divide the image
+    backbone: ResNetConfig | None = None  # hybrids: patches are cut from its feature map
+    remainder: Literal["error", "crop"] = "error"  # if the patch size does not divide the image
 
     def __post_init__(self) -> None:
         check_fields(self)
-        can_slot = self.position in ("learned-1d", "learned-2d", "sincos-1d")  # a token of no place can have one too
-        settle(self, "mlp_dim", 4 * self.width)
-        settle(self, "class_token", self.pool == "token")
-        settle(self, "position_at", "every-layer" if self.position == "relative" else "stem")
-        settle(self, "position_slots", "class" if can_slot and self.class_token else "patches")
+        can_slot = self.position in ("learned-1d", "learned-2d", "sincos-1d")  # the class token can have a position
+        settle(self, mlp_dim=4 * self.width, class_token=self.pool == "token")
+        settle(self, position_at="every-layer" if self.position == "relative" else "stem")
+        settle(self, position_slots="class" if can_slot and self.class_token else "patches")
+        self._check(can_slot)
 
+    def _check(self, can_slot: bool) -> None:
+        """Raise if a value is out of range or a combination of fields makes no sense."""
         for name in ("channels", "width", "depth", "heads", "mlp_dim", "norm_eps"):
             require(getattr(self, name) > 0, self, name, "must be positive")
         for name in ("registers", "num_classes"):
             require(getattr(self, name) >= 0, self, name, "must be 0 or more")
-        for name, most in MOST.items():
-            require((getattr(self, name) or 0) <= most, self, name, f"must be {most:,} or less")
+        for name, limit in LIMITS.items():
+            require((getattr(self, name) or 0) <= limit, self, name, f"must be {limit:,} or less")
         for name in ("dropout", "attention_dropout", "stochastic_depth"):
             require(0 <= getattr(self, name) < 1, self, name, "must be at least 0 and below 1")
         for name in ("representation_size", "layer_scale"):
@@ -114,31 +117,31 @@ class ViTConfig:
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the patches: class, then registers."""
-        return int(bool(self.class_token)) + self.registers
+        """Number of tokens in front of the patches: class, then registers."""
+        return int(self.class_token) + self.registers
 
     @property
     def slots(self) -> int:
-        """How many of those have a position embedding."""
-        return {"patches": 0, "class": 1, "all": self.prefix}[self.position_slots or "patches"]
+        """Number of those tokens that have a position embedding."""
+        return {"patches": 0, "class": 1, "all": self.prefix}[self.position_slots]
 
     @property
     def head_width(self) -> int:
-        """Length of the features that the head reads."""
+        """Input dimension of the head."""
         return self.representation_size or self.width
 
     @property
     def tables(self) -> int:
-        """Position tables: one, or one for each layer."""
+        """Number of position tables: one, or one per layer."""
         return self.depth if self.position_at == "every-layer" else 1
 
     @property
     def grid(self) -> Grid:
-        """(rows, cols) of patches at the native size."""
+        """(rows, cols) of patches at `image_size`."""
         return self.grid_at(pair(self.image_size))
 
     def grid_at(self, size: tuple[int, int]) -> Grid:
-        """(rows, cols) of patches of an image of (height, width)."""
+        """(rows, cols) of patches for an image of (height, width)."""
         stride = 1 if self.backbone is None else self.backbone.stride
         return patch_grid(size, stride, pair(self.patch_size), crop=self.remainder == "crop")
 
@@ -170,18 +173,18 @@ class Attention(nn.Module):
         return x
 
     def weights(self, x: Tensor, bias: Bias | None = None) -> Tensor:
-        """Who looks at whom, (B, heads, T, T): a second q k product, so that `forward` can stay fused."""
+        """Attention weights (B, heads, T, T), from a second q k product: `forward` uses fused attention."""
         q, k, _ = self.split(x)
         logits: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias(q)).softmax(-1)
 
 
 class Mlp(nn.Module):
-    """Two layers with a GELU between them, or SwiGLU: silu(gate) x value, gate and value from one product."""
+    """Linear, GELU, linear; or SwiGLU: silu(gate) x value, where one linear layer computes gate and value."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
-        hidden = config.mlp_dim or 0
+        hidden = config.mlp_dim
         self.swiglu = config.mlp == "swiglu"
         self.approximate = "tanh" if config.gelu == "tanh" else "none"
         self.fc1 = nn.Linear(config.width, 2 * hidden if self.swiglu else hidden)
@@ -232,7 +235,7 @@ class Block(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """A learned query gathers the patches; a residual MLP follows: big_vision's MAP head."""
+    """Attention pooling with a learned query and a residual MLP: the MAP head of big_vision."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -253,7 +256,9 @@ class AttentionPool(nn.Module):
 
 
 class VisionTransformer(Model):
-    """`model(images)` gives logits, from images (B, C, H, W) of any size that is made of whole patches."""
+    """`model(images)` returns logits for images (B, C, H, W) of any size that the patch size divides."""
+
+    config: ViTConfig
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -263,8 +268,11 @@ class VisionTransformer(Model):
         self.patch_embed = PatchEmbed(inputs, c.width, pair(c.patch_size))
         self.cls_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.class_token else None
         self.reg_token = nn.Parameter(torch.empty(1, c.registers, c.width)) if c.registers else None
-        for name, shape in position_shapes(c).items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        positions = {name: nn.Parameter(torch.empty(shape)) for name, shape in position_shapes(c).items()}
+        self.pos_embed = positions.get("pos_embed")  # learned-1d
+        self.pos_embed_x, self.pos_embed_y = positions.get("pos_embed_x"), positions.get("pos_embed_y")  # learned-2d
+        self.pos_embed_slots = positions.get("pos_embed_slots")  # learned-2d: class and register tokens
+        self.rel_pos_embed = positions.get("rel_pos_embed")  # relative
         self.drop = Drop(c.dropout)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.depth))
         before = c.final_norm == "before-pool"
@@ -277,7 +285,7 @@ class VisionTransformer(Model):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights as the official code does."""
+        """Initialise the weights as the official code does."""
         if self.patch_embed.proj.weight.is_meta:
             return
         for module in self.modules():
@@ -304,17 +312,17 @@ class VisionTransformer(Model):
             nn.init.normal_(self.reg_token, std=1e-6)
         for name in position_shapes(self.config):
             nn.init.normal_(self.get_parameter(name), std=0.02)
-        if self.pre_logits is not None:
+        if isinstance(self.pre_logits, nn.Linear):
             lecun_normal_(self.pre_logits)
         reset_head_(self.head, self.config.head_bias)
 
     def positions(self, grid: Grid) -> Tensor | None:
-        """E_pos for a grid, (1 or depth, T, D), where there is something to add."""
+        """E_pos for a grid, (1 or depth, T, D); None if the model adds no position embeddings."""
         tables = {name: getattr(self, name) for name in position_shapes(self.config)}
         return position_table(self.config, tables, grid, like=self.patch_embed.proj.weight)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Equation 1: tokens (B, T, D) in the order class, registers, patches; and the grid of the patches."""
+        """Equation 1: tokens (B, T, D) in the order class, registers, patches; and the grid (rows, cols) of patches."""
         first = self.patch_embed.proj if self.backbone is None else self.backbone.stem.conv
         check_images(images, self.config.channels, weight=first.weight)
         grid = self.config.grid_at((index(images.shape[2]), index(images.shape[3])))  # constants of a compiled graph
@@ -328,11 +336,11 @@ class VisionTransformer(Model):
         return self.drop(x), grid
 
     def encode(self, images: Tensor, visit: Callable[..., None] | None = None, last: int = -1) -> tuple[Tensor, Grid]:
-        """Equations 1 to 3, up to the layer `last`. `visit` is shown each: number, block, input, output, bias."""
+        """Equations 1 to 3, up to the layer `last`. `visit` is called with (layer, block, input, output, bias)."""
         c = self.config
         x, grid = self.embed(images)
         positions = None if c.position_at == "stem" else self.positions(grid)
-        biases = position_biases(c, cast(Tensor, self.rel_pos_embed), grid) if c.position == "relative" else None
+        biases = None if self.rel_pos_embed is None else position_biases(c, self.rel_pos_embed, grid)
         for layer, block in enumerate(self.blocks):
             if positions is not None:
                 x = x + positions[layer % c.tables]
@@ -346,12 +354,14 @@ class VisionTransformer(Model):
         return x, grid
 
     def tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Tokens (B, T, D), the first `config.prefix` of them class and registers, and the patches' (rows, cols)."""
+        """Tokens (B, T, D) after the final norm, and the grid (rows, cols) of patches. The first `config.prefix` tokens
+        are class and registers."""
         x, grid = self.encode(images)
         return self.norm(x), grid
 
     def pool(self, x: Tensor) -> Tensor:
-        """One vector for each image, from its class token or its patches; all of them with pool="none"."""
+        """Pool tokens to one vector per image: the class token, the mean of the patches or attention pooling. With
+        pool="none", return all tokens."""
         if self.config.pool in ("token", "none"):
             return x[:, 0] if self.config.pool == "token" else x
         x = x[:, self.config.prefix :]
@@ -372,24 +382,26 @@ class VisionTransformer(Model):
         return logits
 
     def intermediates(self, images: Tensor, layers: Sequence[int], norm: bool = False) -> list[Tensor]:
-        """Maps (B, D, rows, cols) of the patches behind the layers asked for, -1 the last; `norm`: the final norm's."""
+        """Feature maps (B, D, rows, cols) after the given layers (-1: the last), with the final norm if `norm`."""
         if norm and self.config.final_norm == "after-pool":
-            raise VitreousError("intermediates: norm=True, but this model's final norm is for what was pooled")
-        maps, grid = self._look(images, layers, lambda _, before, x, bias: self.norm(x) if norm else x)
+            raise VitreousError("intermediates: norm=True, but this model applies its final norm after pooling")
+        maps, grid = self._collect(images, layers, lambda _, before, x, bias: self.norm(x) if norm else x)
         return [x[:, self.config.prefix :].transpose(1, 2).unflatten(2, grid) for x in maps]
 
     def attention(self, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
-        """Attention weights (B, heads, T, T) of the layers asked for, queries before keys."""
-        return self._look(images, layers, lambda block, x, _, bias: block.attn.weights(block.norm1(x), bias))[0]
+        """Attention weights (B, heads, queries, keys) of the given layers."""
+        return self._collect(images, layers, lambda block, x, _, bias: block.attn.weights(block.norm1(x), bias))[0]
 
-    def _look(self, images: Tensor, layers: Sequence[int], at: Callable[..., Tensor]) -> tuple[list[Tensor], Grid]:
-        """What `at` makes of the layers asked for, from the block, its input, its output and its bias."""
+    def _collect(
+        self, images: Tensor, layers: Sequence[int], compute: Callable[..., Tensor]
+    ) -> tuple[list[Tensor], Grid]:
+        """Call `compute(block, input, output, bias)` at the given layers and return the results."""
         wanted = pick_layers(layers, self.config.depth)
-        seen: dict[int, Tensor] = {}
+        results: dict[int, Tensor] = {}
 
-        def visit(layer: int, *passing: object) -> None:
+        def visit(layer: int, *arguments: object) -> None:
             if layer in wanted:
-                seen[layer] = at(*passing)
+                results[layer] = compute(*arguments)
 
         _, grid = self.encode(images, visit, max(wanted, default=0))
-        return [seen[layer] for layer in wanted], grid
+        return [results[layer] for layer in wanted], grid

@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, int]] = {
     # DINOv2's own giant: neither g nor G.
     "giant": {"width": 1536, "depth": 40, "heads": 24, "mlp_dim": 4096},
 }
-# Of the checkpoint that comes with the package.
+# The checkpoint that is part of the package.
 MINI: dict[str, Any] = {
     "width": 192,
     "depth": 7,
@@ -38,7 +38,8 @@ MINI: dict[str, Any] = {
     "position": "sincos-2d",
     "num_classes": 20,
 }
-# Name, variant, patch on the feature map, units per stage. The stride that a name tells is 16 or 32; R+Ti/16's is 32.
+# Name, variant, patch size on the feature map, units per stage. The number in a name is the stride, except for R+Ti/16,
+# whose stride is 32.
 HYBRIDS: list[tuple[str, str, int, tuple[int, ...]]] = [
     ("R+Ti/16", "Ti", 8, ()),
     ("R26+S/32", "S", 1, BLOCKS[26]),
@@ -80,16 +81,16 @@ ZOO = _build()
 
 
 def names(pattern: str = "*") -> list[str]:
-    """The names that match a shell pattern: "R50*", "*/16"."""
+    """Return the model names that match a shell pattern: "R50*", "*/16"."""
     return [name for name in ZOO if fnmatchcase(name, pattern)]
 
 
 def config(name: str, **changes: Any) -> ViTConfig | BiTConfig:
-    """The config of a name, with any of its fields changed."""
+    """Return the config of a model name, with some fields changed."""
     if not isinstance(name, str):
-        raise VitreousError(f"a model is created by its name, such as 'S/16', not from {brief(name)}")
+        raise VitreousError(f"expected a model name such as 'S/16', got {brief(name)}")
     if name not in ZOO:
-        raise VitreousError(f"no model is called {name!r}: {_hint(name)}`vitreous models` lists all {len(ZOO)}")
+        raise VitreousError(f"unknown model {name!r}: {_hint(name)}`vitreous models` lists all {len(ZOO)} names")
     kind, settings = ZOO[name]
     known = [field.name for field in fields(kind)]
     for change in changes:
@@ -101,8 +102,8 @@ def config(name: str, **changes: Any) -> ViTConfig | BiTConfig:
 
 
 def _hint(name: str) -> str:
-    """What the caller may have meant: a name in another spelling, or one of another library."""
-    folded = {known.casefold(): known for known in reversed(ZOO)}  # "b/16" is B/16 misspelt
+    """Suggest what the caller may have meant: another spelling, or the name in another library."""
+    folded = {known.casefold(): known for known in reversed(ZOO)}  # "b/16" means B/16
     if name.casefold() not in folded and (explained := explain(name, ZOO)):
         return f"{explained}; "
     near = [folded[match] for match in get_close_matches(name.casefold(), folded, n=3, cutoff=0.7)]
@@ -118,18 +119,18 @@ def create(
     dtype: torch.dtype | None = None,
     **changes: Any,
 ) -> VisionTransformer | BiT:
-    """A freshly initialised model: `create("B/16", num_classes=10, image_size=384, pool="gap")`.
+    """Create a model with initial weights: `create("B/16", num_classes=10, image_size=384, pool="gap")`.
 
-    `num_classes` and `image_size` default to the name's own; `changes` are fields of its config. On device="meta"
-    nothing is allocated.
+    `num_classes` and `image_size` default to those of the name; `changes` are other fields of its config. With
+    device="meta" no memory is allocated.
     """
     given = {"num_classes": num_classes, "image_size": image_size}
     settings = config(name, **{key: value for key, value in given.items() if value is not None}, **changes)
     device = torch.get_default_device() if device is None else torch.device(device)
-    if isinstance(settings, ViTConfig):  # before its layers are built: there may be a billion of them
+    if isinstance(settings, ViTConfig):  # checked before the layers are built, since there may be very many
         require_memory(4 * settings.depth * (4 * settings.width**2 + 2 * settings.width), name, device)
     model = build_on_meta(settings)
-    if device.type != "meta":  # allocated once and drawn once: torch's own initialisation is skipped
+    if device.type != "meta":  # torch's default initialisation is skipped
         require_memory(4 * sum(p.numel() for p in model.parameters()), name, device)
         model.to_empty(device=device)
         model.reset_parameters()
@@ -137,15 +138,15 @@ def create(
 
 
 def build_on_meta(settings: ViTConfig | BiTConfig) -> VisionTransformer | BiT:
-    """The model of a config, without its memory."""
+    """Build the model of a config on the meta device, without allocating memory."""
     try:
         with torch.device("meta"):
-            return build(settings)
-    except (RuntimeError, TypeError, OverflowError) as error:  # a number that no tensor's size can be
+            return build_model(settings)
+    except (RuntimeError, TypeError, OverflowError) as error:  # a dimension is too large for a tensor
         reason = str(error).splitlines()[0][:200]
-        raise VitreousError(f"no model can be as large as its config says ({reason})") from error
+        raise VitreousError(f"the model is too large to be built ({reason})") from error
 
 
-def build(settings: ViTConfig | BiTConfig) -> VisionTransformer | BiT:
-    """The model of a config."""
+def build_model(settings: ViTConfig | BiTConfig) -> VisionTransformer | BiT:
+    """Build the model of a config."""
     return VisionTransformer(settings) if isinstance(settings, ViTConfig) else BiT(settings)

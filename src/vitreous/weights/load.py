@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from vitreous.errors import VitreousError, VitreousWarning, brief, find_url
-from vitreous.models.base import check_classes, with_classes
+from vitreous.models.base import check_num_classes, with_classes
 from vitreous.models.checks import Size, pair
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
@@ -94,7 +94,7 @@ def read_checkpoint(
     """Read a checkpoint without building the model. The arguments are those of `load`."""
     name = find_url(source) or os.fsdecode(source)
     if num_classes is not None:
-        check_classes(num_classes)
+        check_num_classes(num_classes)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise VitreousError(f"dtype = {brief(dtype)}: expected a floating-point type of torch, or None for the file's")
     if not isinstance(preprocessing, Preprocessing | str | None):

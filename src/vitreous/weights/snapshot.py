@@ -52,10 +52,17 @@ def snapshot(model: nn.Module, force: bool) -> Checkpoint:
         state,
         _preprocessing(inner.preprocessing, inner.config),
         _labels(inner.labels, inner.config),
-        inner.report or LoadReport("a model in memory", "memory", "native", inner.config),
+        _report(inner),
         _extras(inner.extras or {}),
         _multi_label(inner.multi_label),
     )
+
+
+def _report(model: VisionTransformer | BiT) -> LoadReport:
+    """Return the report of the file that the model was loaded from, or one for a model that was never in a file."""
+    if isinstance(model.report, LoadReport):
+        return model.report
+    return LoadReport("a model in memory", "memory", "native", model.config)
 
 
 def _without_wrappers(module: nn.Module, seen: dict[int, nn.Module] | None = None) -> nn.Module:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError, VitreousWarning
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.utils.memory import require_memory, size_text
 from vitreous.weights.checkpoint import Config, parameter_shapes
 from vitreous.weights.dialect import ParsedCheckpoint
@@ -90,7 +90,7 @@ def _is_view(parameter: str, tensors: Tensors, parsed: ParsedCheckpoint, dtype: 
 
 
 def _initialise(config: Config, names: tuple[str, ...]) -> State:
-    model = build(config)
+    model = build_model(config)
     return {name: model.get_parameter(name).detach() for name in names}
 
 

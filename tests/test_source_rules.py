@@ -1,4 +1,4 @@
-"""Which room may import which, and what an import may cost."""
+"""Rules for the source: which package may import which, who may print, sizes, unique names, and cost of an import."""
 
 import ast
 import subprocess
@@ -9,9 +9,10 @@ from pathlib import Path
 import vitreous
 
 SOURCE = Path(__file__).parents[1] / "src" / "vitreous"
-# A room imports itself, rooms on lower floors, and the leaves. Rooms on one floor do not know each other.
-FLOORS = [
-    {"preprocessing", "models"},
+# A package may import itself, packages of lower layers, and the leaves. Packages of one layer do not import each other.
+LAYERS = [
+    {"preprocessing"},
+    {"models"},
     {"weights", "data", "fast"},
     {"evaluation", "inspection"},
     {"reports"},
@@ -19,12 +20,13 @@ FLOORS = [
     {"experiments", "benchmark", "serving"},
     {"cli"},
 ]
-LEAVES = {"errors", "utils"}  # every room may import them; they import nothing but each other
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LEAVES = {"errors", "utils"}  # every package may import them; they import only each other
+LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 60
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Full names of what a file imports, wherever in it the import stands."""
+    """Yield the full names of all imports in a file, at any level."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -36,20 +38,20 @@ def imports(path: Path) -> Iterator[str]:
 def violations(source: Path) -> list[str]:
     found = []
     for path in sorted(source.rglob("*.py")):
-        room = path.relative_to(source).parts[0].removesuffix(".py")
+        package = path.relative_to(source).parts[0].removesuffix(".py")
         for name in imports(path):
             parts = name.split(".")
-            if parts[0] != "vitreous" or room in ("__init__", "__main__"):
+            if parts[0] != "vitreous" or package in ("__init__", "__main__"):
                 continue
             target = parts[1] if len(parts) > 1 else ""
-            if target in LEAVES or target == room or target.startswith("__"):
+            if target in LEAVES or target == package or target.startswith("__"):
                 continue
-            if room in LEAVES or room not in FLOOR or FLOOR.get(target, len(FLOORS)) >= FLOOR[room]:
+            if package in LEAVES or package not in LAYER or LAYER.get(target, len(LAYERS)) >= LAYER[package]:
                 found.append(f"{path.relative_to(source)} imports {name}")
     return found
 
 
-def test_rooms_import_downwards_only() -> None:
+def test_packages_import_lower_layers_only() -> None:
     assert violations(SOURCE) == []
 
 
@@ -74,11 +76,11 @@ def test_a_wrong_import_is_found(tmp_path: Path) -> None:
     ]
 
 
-PRINTER = "utils/console.py"  # the one file that writes to stdout and stderr: it escapes what it is given
+PRINTER = "utils/console.py"  # the only file that writes to stdout and stderr: it escapes control characters
 
 
 def prints(source: Path) -> list[str]:
-    """Where any other file prints, makes a console of rich, or takes hold of a standard stream."""
+    """List places in other files that print, create a rich console or access a standard stream."""
     found = []
     for path in sorted(source.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -91,7 +93,7 @@ def prints(source: Path) -> list[str]:
     return [line for line in found if not line.startswith(f"{PRINTER} ")]
 
 
-def test_one_file_prints() -> None:
+def test_only_one_file_prints() -> None:
     assert prints(SOURCE) == []
 
 
@@ -108,6 +110,51 @@ def test_a_print_elsewhere_is_found(tmp_path: Path) -> None:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
     assert {line.split()[0] for line in prints(tmp_path)} == {"a.py", "b.py", "c.py", "d.py", "e.py"}
+
+
+def oversized(source: Path) -> list[str]:
+    """List files and functions that are too long to read in one go."""
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        text, name = path.read_text(), str(path.relative_to(source))
+        if text.count("\n") > MAX_FILE_LINES:
+            found.append(f"{name} has {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    found.append(f"{name} {node.name} has {lines} lines")
+    return found
+
+
+def test_files_and_functions_are_short() -> None:
+    assert oversized(SOURCE) == []
+
+
+def repeated_names(source: Path) -> dict[str, list[str]]:
+    """Return classes, and public functions of modules, whose name is defined more than once, with their files."""
+    files: dict[str, list[str]] = {}
+    for path in sorted(source.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            function = isinstance(node, ast.FunctionDef) and node in tree.body and not node.name.startswith("_")
+            if isinstance(node, ast.ClassDef) or function:
+                files.setdefault(node.name, []).append(str(path.relative_to(source)))  # type: ignore[attr-defined]
+    return {name: places for name, places in files.items() if len(places) > 1}
+
+
+def test_names_are_unique() -> None:
+    """Whoever searches for a class or a public function finds one definition."""
+    assert repeated_names(SOURCE) == {}
+
+
+def test_long_files_and_repeated_names_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("class Row: ...\ndef check(): ...\ndef _private(): ...\n")
+    (tmp_path / "b.py").write_text("def f():\n    class Row: ...\ndef check(): ...\ndef _private(): ...\n")
+    (tmp_path / "c.py").write_text("def long():\n" + 60 * "    x = 1\n" + 390 * "y = 1\n")
+    assert repeated_names(tmp_path) == {"Row": ["a.py", "b.py"], "check": ["a.py", "b.py"]}
+    assert oversized(tmp_path) == ["c.py has 451 lines", "c.py long has 61 lines"]
 
 
 def modules_after(code: str) -> set[str]:

@@ -83,7 +83,7 @@ def test_a_module_of_ones_own_cannot_be_trained() -> None:
         ("flip", 1, "True or False or None"),
         ("optimiser", "adam", "one of 'adamw', 'sgd', 'muon', 'lamb' or None"),
         ("betas", (0.9,), r"\(a number, a number\)"),
-        ("freeze", "head", "a tuple, each a text"),
+        ("freeze", "head", "a tuple in which each item is a string"),
     ],
 )
 def test_expected_types_in_words(field: str, value: Any, expected: str) -> None:

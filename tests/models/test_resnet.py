@@ -94,7 +94,7 @@ def test_activation_checkpointing_gives_the_same_gradients() -> None:
         ({"width_factor": 0.3}, "BiTConfig.width_factor = 0.3: .* multiple of 0.5"),
         ({"width_factor": 1.001}, "BiTConfig.width_factor"),
         ({"width_factor": float("inf")}, "BiTConfig.width_factor = inf: expected a finite number"),
-        ({"blocks": 3}, "BiTConfig.blocks = 3: expected a tuple of an integer"),
+        ({"blocks": 3}, "BiTConfig.blocks = 3: expected a tuple in which each item is an integer"),
         ({"pool_border": "zeros", "activation": "post"}, "BiTConfig.pool_border"),
         ({"activation": "none"}, "BiTConfig.activation = 'none': expected one of 'pre', 'post'"),
         ({"num_classes": -1}, "BiTConfig.num_classes"),

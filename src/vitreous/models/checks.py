@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError, brief
+from vitreous.utils.annotations import describe_annotation, matches_annotation
 
 FLOAT32_MAX = torch.finfo(torch.float32).max  # fields become values of float32 parameters
 MAX_SIDE = 2**20  # pixels; products of larger sides overflow
@@ -53,7 +53,10 @@ def check_fields(config: Any) -> None:
         if field.type == Size:
             object.__setattr__(config, field.name, pair(value, f"{type(config).__name__}.{field.name}"))
         else:
-            require(_matches(value, field.type), config, field.name, f"expected {_describe(field.type)}")
+            expected = f"expected {describe_annotation(field.type)}"
+            require(matches_annotation(value, field.type), config, field.name, expected)
+            finite = not isinstance(value, float) or abs(value) <= FLOAT32_MAX
+            require(finite, config, field.name, "expected a finite number of 32 bits")
             require(not isinstance(value, int) or abs(value) < 2**31, config, field.name, "must be below 2**31")
 
 
@@ -90,7 +93,7 @@ def _autocast(images: Tensor, weight: Tensor) -> bool:
 
 def pick_layers(layers: Sequence[int], count: int) -> list[int]:
     """Return layer indices from 0; negative ones count from the end."""
-    if not isinstance(layers, Sequence) or not all(_matches(i, int) for i in layers):
+    if not isinstance(layers, Sequence) or not all(_is_integer(i) for i in layers):
         raise VitreousError(f"layers: expected a list of integers, got {brief(layers)}")
     if wrong := [i for i in layers if not -count <= i < count]:
         raise VitreousError(f"layers: {wrong} out of range: the model has {count} layers; use {-count} to {count - 1}")
@@ -99,30 +102,3 @@ def pick_layers(layers: Sequence[int], count: int) -> list[int]:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _matches(value: object, kind: Any) -> bool:
-    origin = get_origin(kind)
-    if origin in (UnionType, Union):
-        return any(_matches(value, option) for option in get_args(kind))
-    if origin is Literal:
-        return isinstance(value, str) and value in get_args(kind)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_matches(v, get_args(kind)[0]) for v in value)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= FLOAT32_MAX
-    if kind is int:
-        return _is_integer(value)
-    return isinstance(value, kind)
-
-
-def _describe(kind: Any) -> str:
-    origin = get_origin(kind)
-    if origin in (UnionType, Union):
-        return " or ".join(_describe(option) for option in get_args(kind))
-    if origin is Literal:
-        return "one of " + ", ".join(repr(option) for option in get_args(kind))
-    if origin is tuple:
-        return f"a tuple of {_describe(get_args(kind)[0])}"
-    names = {int: "an integer", float: "a finite number of 32 bits", bool: "True or False", type(None): "None"}
-    return names.get(kind, f"a {getattr(kind, '__name__', kind)}")

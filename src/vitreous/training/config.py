@@ -7,12 +7,12 @@ import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from vitreous.data.options import Augmentation, Reading
 from vitreous.errors import VitreousError, VitreousWarning, brief
 from vitreous.training.durations import with_unit
+from vitreous.utils.annotations import describe_annotation, matches_annotation
 
 Duration = str
 """How long: "30 epochs", "500 steps", "64000 examples", or "5%" of the whole run; see durations.py."""
@@ -234,46 +234,18 @@ def _fitting(name: str, value: Any) -> Any:
     if name in DURATIONS and type(value) in (int, float, str):
         value = with_unit(value)
     hint = _hints()[name]
-    if not _is(value, hint):
-        raise VitreousError(f"{name} = {brief(value)}: expected {EXPECTED.get(name) or _described(hint)}")
+    if not matches_annotation(value, hint):
+        raise VitreousError(f"{name} = {brief(value)}: expected {EXPECTED.get(name) or describe_annotation(hint)}")
     if name == "progressive":
         value = tuple(f"{px}{at}{with_unit(length)}" for px, at, length in (one.partition("@") for one in value))
-    return float(value) if type(value) is int and not _is(value, hint, exactly=True) else value
+    return float(value) if type(value) is int and not matches_annotation(value, hint, exact=True) else value
 
 
-NAMES = {int: "an integer", float: "a number", str: "a text", bool: "True or False", type(None): "None"}
 EXPECTED = {  # where the type says too little
     "model": "a name such as 'S/16'. The model is built by its name; a module of your own cannot be trained by this"
     " function",
     "start": "the name of a checkpoint or its path. A model in memory has to be saved first (vitreous.save)",
 }
-
-
-def _described(hint: Any) -> str:
-    """A type in words."""
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind is Literal:
-        return f"one of {', '.join(map(repr, inner))}"
-    if kind in (Union, UnionType):
-        return " or ".join(map(_described, inner))
-    if kind is tuple:
-        several = inner[-1] is Ellipsis
-        return f"a tuple, each {_described(inner[0])}" if several else f"({', '.join(map(_described, inner))})"
-    return NAMES[hint]
-
-
-def _is(value: Any, hint: Any, exactly: bool = False) -> bool:
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind is Literal:
-        return isinstance(value, str) and value in inner
-    if kind in (Union, UnionType):
-        return any(_is(value, one, exactly) for one in inner)
-    if kind is tuple:
-        each = inner[:1] * len(value) if isinstance(value, tuple) and inner[-1] is Ellipsis else inner
-        return isinstance(value, tuple) and len(value) == len(each) and all(map(_is, value, each))
-    if hint is float:
-        return type(value) is float or (type(value) is int and not exactly)
-    return type(value) is hint
 
 
 def config_group(name: str) -> str:

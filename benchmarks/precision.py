@@ -16,7 +16,7 @@ from vitreous.data.open_data import open_data
 from vitreous.evaluation.evaluated_model import open_model
 from vitreous.evaluation.evaluation_images import evaluation_split
 from vitreous.evaluation.inference_options import InferenceOptions
-from vitreous.evaluation.matching import match
+from vitreous.evaluation.matching import match_classes
 from vitreous.fast import accelerate
 from vitreous.fast.fused_inference import FastViT, in_bf16
 from vitreous.weights.model_info import labels_of
@@ -35,9 +35,9 @@ def main() -> None:
     model: Any = subject.model.eval()
     data = open_data(options.data)
     _, source = evaluation_split(data)
-    matched = match(data.classes, labels_of(model), model.config.num_classes)
+    matched = match_classes(data.classes, labels_of(model), model.config.num_classes)
     loader = InferenceOptions(device, 250).loader(
-        matched.relabelled(source, model.config.num_classes), subject.shown(), {}
+        matched.relabelled(source, model.config.num_classes), subject.preprocessing(), {}
     )
     pixels, labels = (torch.cat(parts) for parts in zip(*((p, t) for p, t, _ in loader), strict=True))
     reference = logits(accelerate(model), pixels)

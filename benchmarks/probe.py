@@ -18,21 +18,22 @@ import vitreous
 from harness import RESULTS, argument_parser, environment, write_result
 from vitreous.data.dataset import Source, Subset
 from vitreous.evaluation.evaluated_model import open_model
-from vitreous.evaluation.features import features
+from vitreous.evaluation.features import extract_features
 from vitreous.evaluation.inference_options import InferenceOptions
-from vitreous.evaluation.measures import MeasureSettings, TrainTestFeatures, development_split, measure
+from vitreous.evaluation.measures import MeasureSettings, TrainTestFeatures, development_split, measure_features
 
 DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 Score = Callable[[Any, TrainTestFeatures], float]  # of a fitted LogisticRegression; higher is better
 
 
-def extract_features(train: int, test: int) -> TrainTestFeatures:
+def train_and_test_features(train: int, test: int) -> TrainTestFeatures:
     subject, data = open_model("vitreous-mini"), vitreous.open_data("fashion-mnist")
     assert data.test is not None
 
     def first(source: Source, images: int) -> tuple[torch.Tensor, torch.Tensor]:
         part = Subset(source, torch.arange(images))
-        return features(subject.model, InferenceOptions(batch_size=128).loader(part, subject.shown(48), {}))
+        loader = InferenceOptions(batch_size=128).loader(part, subject.preprocessing(48), {})
+        return extract_features(subject.model, loader)
 
     return TrainTestFeatures(*first(data.train, train), *first(data.test, test))
 
@@ -76,9 +77,9 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "probe-cpu.json", help="JSON file")
     options = parser.parse_args()
-    rows, results = extract_features(6000, 4000), []
+    rows, results = train_and_test_features(6000, 4000), []
     probes: dict[str, Callable[[], list[float]]] = {
-        "vitreous": lambda: list(measure("probe", rows, MeasureSettings())[0].each),
+        "vitreous": lambda: list(measure_features("probe", rows, MeasureSettings())[0].each),
         "scikit-learn, chosen by loss": lambda: scikit_learn_accuracies(rows, log_likelihood),
         "scikit-learn, chosen by accuracy": lambda: scikit_learn_accuracies(rows, accuracy),
     }

@@ -21,7 +21,7 @@ from vitreous.data.dataset import Source, Subset
 from vitreous.data.loading import EvalLoader
 from vitreous.data.scan import ScanResult
 from vitreous.data.transforms import EvalTransform
-from vitreous.evaluation.features import features
+from vitreous.evaluation.features import extract_features
 from vitreous.evaluation.fewshot import fewshot
 
 NAME = "vitreous-mini"
@@ -46,7 +46,7 @@ def few_shot(data: str) -> list[dict[str, Any]]:
     for name, variants in models().items():
         parts, shares = [first(opened.train, TO_DRAW_FROM), first(opened.test, TO_TEST)], []
         for model in variants:
-            found = [features(model, loader(part, model)) for part in parts]
+            found = [extract_features(model, loader(part, model)) for part in parts]
             shares += fewshot(*found[0], *found[1], shots=SHOTS).each
         rows.append(row(f"{data}, {SHOTS}-shot", name, shares, len(parts[1])))
     return rows

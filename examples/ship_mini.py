@@ -26,7 +26,7 @@ from vitreous.data.loading import EvalLoader
 from vitreous.data.scan import ScanResult
 from vitreous.data.transforms import EvalTransform
 from vitreous.errors import VitreousError
-from vitreous.evaluation.features import features
+from vitreous.evaluation.features import extract_features
 from vitreous.models import zoo
 from vitreous.weights import shipped
 from vitreous.weights.compatibility import TRAINING_FIELDS
@@ -68,13 +68,13 @@ def fit_head(model: vitreous.VisionTransformer, data: str) -> float:
     if opened.classes != CLASSES or opened.val is None:
         raise VitreousError(f"{data}: not what mini_data.py makes")
     order = torch.randperm(len(opened.train), generator=torch.Generator().manual_seed(0))
-    x, y = features(model, loader(Subset(opened.train, order[:EXAMPLES]), model))
+    x, y = extract_features(model, loader(Subset(opened.train, order[:EXAMPLES]), model))
     mean, std = x.mean(0), x.std(0) + 1e-6
     weight, bias = regression((x - mean) / std, y)
     with torch.no_grad():
         model.head.weight.copy_((weight / std[:, None]).T)
         model.head.bias.copy_(bias - (mean / std) @ weight)
-        x, y = features(model, loader(opened.val, model))
+        x, y = extract_features(model, loader(opened.val, model))
         return (model.head(x).argmax(1) == y).double().mean().item()
 
 

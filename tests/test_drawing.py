@@ -16,9 +16,9 @@ from helpers import images, tiny_vit
 from vitreous import open_data
 from vitreous.data.contact_sheet import sample_sheet
 from vitreous.data.options import Reading
-from vitreous.evaluation.figures import draw_curve
+from vitreous.evaluation.figures import draw_resolution_curve
 from vitreous.evaluation.measures import Measure
-from vitreous.experiments.compare import Comparison, Row
+from vitreous.experiments.compare import Comparison, ComparisonRow
 from vitreous.experiments.compare_figure import draw_comparison
 from vitreous.inspection import depth_readout, figures, relevance
 from vitreous.utils.figures import label, rendered
@@ -91,7 +91,7 @@ def measure(name: str, value: float) -> Measure:
 
 def test_a_comparison(tmp_path: Path) -> None:
     values = tuple(measure("10-NN", 0.5) for _ in NAMES)
-    rows = tuple(Row(name, name, "10-NN", values) for name in NAMES if name)
+    rows = tuple(ComparisonRow(name, name, "10-NN", values) for name in NAMES if name)
     told = dict.fromkeys(NAMES, "")
     found = Comparison("", NAMES, ("",) * len(NAMES), ("",) * len(NAMES), rows, told)
     for path in draw_comparison(found, tmp_path):
@@ -104,7 +104,7 @@ def test_a_curve(name: str, tmp_path: Path) -> None:
         SimpleNamespace(size=(side, side), real=None, result=SimpleNamespace(top1=0.5, top5=None, map=None))
         for side in (16, 24)
     ]
-    png, _ = draw_curve(scores, f"{name} on {name}, test", tmp_path)
+    png, _ = draw_resolution_curve(scores, f"{name} on {name}, test", tmp_path)
     with Image.open(png) as drawn:
         assert drawn.width < 3000
 

@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch.overrides import TorchFunctionMode
-from vitreous.evaluation.subject import InferenceOptions, evaluation_split, open_model
 
 import vitreous
 from global_state import unchanged
@@ -28,7 +27,10 @@ from vitreous import TrainConfig, VitreousError
 from vitreous.benchmark.bench import bench
 from vitreous.evaluation.cache import FeatureCache
 from vitreous.evaluation.evaluate import evaluate
-from vitreous.evaluation.matching import match
+from vitreous.evaluation.evaluated_model import open_model
+from vitreous.evaluation.evaluation_images import evaluation_split
+from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.evaluation.matching import match_classes
 from vitreous.experiments.compare import compare
 from vitreous.experiments.suite import suite_from_sources
 from vitreous.inspection import relevance, rollout
@@ -153,8 +155,8 @@ def test_models_and_files(run: Path, tmp_path: Path) -> None:
 def score(run: Path) -> float:
     data, subject = vitreous.open_data("digits"), open_model(run)
     _, images = evaluation_split(data)
-    matched = match(data.classes, subject.model.labels, subject.model.config.num_classes)
-    return evaluate(subject, images, matched, subject.shown(), InferenceOptions()).result.loss
+    matched = match_classes(data.classes, subject.model.labels, subject.model.config.num_classes)
+    return evaluate(subject, images, matched, subject.preprocessing(), InferenceOptions()).result.loss
 
 
 def test_measuring(run: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from vitreous.data.open_data import open_data
 from vitreous.data.options import Reading
 from vitreous.data.statistics import describe
 from vitreous.errors import VitreousError
-from vitreous.evaluation.matching import read_match
+from vitreous.evaluation.matching import read_class_map
 from vitreous.utils.images import decode
 
 WHOLE = Reading(val_fraction=0)
@@ -153,7 +153,7 @@ def test_other_files_that_a_user_names(tmp_path: Path, name: str) -> None:
 
     def refused() -> str:
         try:
-            read_match(path, ["a"], ["b"], 1)
+            read_class_map(path, ["a"], ["b"], 1)
         except VitreousError as error:
             return str(error)
         return ""

@@ -1,4 +1,4 @@
-"""Numbers of an evaluation, beside scikit-learn's."""
+"""Classification metrics compared with scikit-learn."""
 
 import json
 import math
@@ -27,7 +27,7 @@ NAN = math.nan
 
 
 def scored(logits: Tensor, targets: Tensor, sizes: list[int] | None = None) -> Result:
-    """In uneven batches, if their sizes are given."""
+    """Return the result of these images, in batches of these sizes."""
     multi_label = targets.ndim == 2
     scores = Scores(logits.shape[1], multi_label)
     losses = torch.arange(len(logits)).float() / 7
@@ -37,7 +37,7 @@ def scored(logits: Tensor, targets: Tensor, sizes: list[int] | None = None) -> R
 
 
 @pytest.mark.parametrize("classes", [2, 5, 6, 17])
-def test_one_label_as_scikit_learn(classes: int) -> None:
+def test_single_label_metrics_equal_scikit_learn(classes: int) -> None:
     targets = torch.randint(0, classes, (201,))
     logits = torch.randn(201, classes) + F.one_hot(targets, classes)
     result = scored(logits, targets, [1, 64, 0, 100, 36])
@@ -63,7 +63,7 @@ def test_one_label_as_scikit_learn(classes: int) -> None:
 def test_classes_that_never_occur_have_no_recall() -> None:
     targets = torch.randint(0, 4, (60,)) * 2  # 0, 2, 4, 6 of 8
     logits = torch.randn(60, 8)
-    logits[:, 7] = -9  # never the answer either
+    logits[:, 7] = -9  # never predicted either
     result = scored(logits, targets)
     recalls = [score.recall for score in result.per_class]
     assert [recall is None for recall in recalls] == [False, True] * 4
@@ -74,7 +74,7 @@ def test_classes_that_never_occur_have_no_recall() -> None:
 
 @given(st.integers(1, 12), st.integers(1, 30), st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
-def test_ties_go_by_index(classes: int, images: int, seed: int) -> None:
+def test_ties_are_resolved_by_index(classes: int, images: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(0, 3, (images, classes), generator=generator).bfloat16()  # few values: many ties
     targets = torch.randint(0, classes, (images,), generator=generator)
@@ -88,7 +88,7 @@ def test_ties_go_by_index(classes: int, images: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("sigmoid", [False, True])
-def test_calibration_error_as_defined(sigmoid: bool) -> None:
+def test_calibration_error_equals_its_definition(sigmoid: bool) -> None:
     targets = torch.randint(0, 7, (500,))
     logits = 2 * torch.randn(500, 7) + 2 * F.one_hot(targets, 7)
     scores = Scores(7, sigmoid=sigmoid)
@@ -106,7 +106,7 @@ def test_calibration_error_as_defined(sigmoid: bool) -> None:
     assert 0.01 < expected < 0.9
 
 
-def test_calibration_of_what_is_certain() -> None:
+def test_calibration_error_of_certain_predictions() -> None:
     assert scored(torch.tensor([[99.0, 0.0], [0.0, 99.0]]), torch.tensor([0, 1])).calibration == 0
     assert scored(torch.tensor([[99.0, 0.0], [0.0, 99.0]]), torch.tensor([1, 0])).calibration == 1
     assert scored(torch.tensor([[NAN, 0.0], [0.0, 99.0]]), torch.tensor([1, 1])).calibration == 0
@@ -114,7 +114,7 @@ def test_calibration_of_what_is_certain() -> None:
     assert scored(torch.randn(4, 2), torch.ones(4, 2).bool()).calibration is None
 
 
-def test_nan_is_wrong_and_counted() -> None:
+def test_nan_logits_count_as_wrong() -> None:
     logits = torch.tensor([[NAN, NAN, NAN], [1.0, NAN, 0.0], [2.0, 1.0, 0.0], [torch.inf, 0.0, 0.0]])
     result = scored(logits, torch.tensor([0, 0, 0, 0]))
     assert result.invalid == 2
@@ -123,7 +123,7 @@ def test_nan_is_wrong_and_counted() -> None:
     assert (result.per_class[0].images, result.per_class[0].recall, result.per_class[0].precision) == (4, 0.5, 1.0)
 
 
-def test_a_loss_that_is_not_finite_is_told_and_stays_valid_json() -> None:
+def test_a_nan_loss_is_reported_and_is_null_in_json() -> None:
     scores = Scores(2)
     scores.add(torch.zeros(2, 2), torch.zeros(2).long(), torch.tensor([NAN, 1.0]))
     result = scores.result()
@@ -136,7 +136,7 @@ def test_a_loss_that_is_not_finite_is_told_and_stays_valid_json() -> None:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_several_labels_as_scikit_learn(ties: bool) -> None:
+def test_multi_label_metrics_equal_scikit_learn(ties: bool) -> None:
     targets = torch.rand(150, 9) < 0.2
     targets[:, 4] = False
     logits = torch.randn(150, 9) + targets
@@ -159,7 +159,7 @@ def test_several_labels_as_scikit_learn(ties: bool) -> None:
     assert scored(logits, targets.float() * 0.9 + 0.05) == result
 
 
-def test_nan_ranks_last_for_several_labels() -> None:
+def test_nan_ranks_last_in_average_precision() -> None:
     targets = torch.tensor([[True], [True], [False]])
     result = scored(torch.tensor([[NAN], [3.0], [-1.0]]), targets)
     assert result.invalid == 1
@@ -167,19 +167,19 @@ def test_nan_ranks_last_for_several_labels() -> None:
     assert result.per_class[0].recall == 0.5
 
 
-def test_average_precision_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_average_precision_does_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, targets = torch.randn(20, 7), torch.rand(20, 7) < 0.5
     whole = scored(logits, targets)
-    monkeypatch.setattr("vitreous.evaluation.metrics.AT_ONCE", 50)
+    monkeypatch.setattr("vitreous.evaluation.metrics.MAX_SORTED", 50)
     assert scored(logits, targets) == whole
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_processes_add_up_to_one(multi_label: bool) -> None:
+def test_sums_over_processes_equal_one_process(multi_label: bool) -> None:
     logits = torch.randn(50, 7)
     targets = torch.rand(50, 7) < 0.3 if multi_label else torch.randint(0, 7, (50,))
     losses = torch.rand(50).double()
-    parts = [Scores(7, multi_label) for _ in range(4)]  # the last one has no images at all
+    parts = [Scores(7, multi_label) for _ in range(4)]  # the last process has no images
     batches = zip(*(x.split([20, 11, 19]) for x in (logits, targets, losses)), strict=True)
     for part, batch in zip(parts[:3], batches, strict=True):
         part.add(*batch)
@@ -193,7 +193,7 @@ def test_processes_add_up_to_one(multi_label: bool) -> None:
     assert first.result().loss == pytest.approx(whole.result().loss)
 
 
-def test_scores_not_concatenated_are_noticed() -> None:
+def test_missing_concatenation_over_processes_is_an_error() -> None:
     scores = Scores(3, multi_label=True)
     scores.add(torch.randn(4, 3), torch.ones(4, 3).bool(), torch.zeros(4))
     scores.sums()[1].mul_(2)
@@ -201,7 +201,7 @@ def test_scores_not_concatenated_are_noticed() -> None:
         scores.result()
 
 
-def test_many_classes_keep_their_own_counts_only() -> None:
+def test_no_confusion_matrix_for_very_many_classes() -> None:
     targets = torch.randint(0, 3000, (40,))
     logits = torch.randn(40, 3000).scatter(1, targets[:, None], 9.0)
     logits[0] = -logits[0]
@@ -211,7 +211,7 @@ def test_many_classes_keep_their_own_counts_only() -> None:
     assert sum(score.right for score in result.per_class) == 39
 
 
-def test_memory_does_not_grow_with_the_images() -> None:
+def test_memory_does_not_grow_with_the_number_of_images() -> None:
     scores = Scores(4)
     before = sum(x.numel() for x in [*scores.sums(), *scores.logits, *scores.targets])
     for _ in range(10):
@@ -220,7 +220,7 @@ def test_memory_does_not_grow_with_the_images() -> None:
     assert scores.gathered() == []
 
 
-def test_made_in_inference_mode_and_summed_outside() -> None:
+def test_scores_from_inference_mode_can_be_summed_outside() -> None:
     with torch.inference_mode():
         scores = Scores(3)
         scores.add(torch.eye(3), torch.arange(3), torch.ones(3))
@@ -229,13 +229,13 @@ def test_made_in_inference_mode_and_summed_outside() -> None:
     assert (scores.result().images, scores.result().top1, scores.result().loss) == (6, 1.0, 1.0)
 
 
-def test_what_does_not_fit_is_an_error() -> None:
+def test_wrong_shapes_and_labels_are_an_error() -> None:
     scores = Scores(3)
-    with pytest.raises(VitreousError, match=r"targets have the shape \(2, 3\): expected \(2,\)"):
+    with pytest.raises(VitreousError, match=r"targets have shape \(2, 3\): expected \(2,\)"):
         scores.add(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2))
-    with pytest.raises(VitreousError, match=r"logits have the shape \(2, 4\)"):
+    with pytest.raises(VitreousError, match=r"logits have shape \(2, 4\)"):
         scores.add(torch.zeros(2, 4), torch.zeros(2).long(), torch.zeros(2))
-    with pytest.raises(VitreousError, match=r"torch\.float32: expected the number of a class"):
+    with pytest.raises(VitreousError, match=r"torch\.float32: expected an integer class"):
         scores.add(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2))
     with pytest.raises(VitreousError, match="no images were scored"):
         scores.result()
@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_an_error() -> None:
 
 @given(st.integers(0, 6), st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None)
-def test_extremes_of_batches_are_those_of_the_whole(keep: int, sizes: list[int], seed: int) -> None:
+def test_extremes_do_not_depend_on_the_batches(keep: int, sizes: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     count = sum(sizes)
     logits = torch.randn(count, 4, generator=generator)
@@ -271,7 +271,7 @@ def test_extremes_of_batches_are_those_of_the_whole(keep: int, sizes: list[int],
         assert example.loss == pytest.approx(float(losses[i]))
 
 
-def test_extremes_of_several_labels() -> None:
+def test_multi_label_extremes() -> None:
     logits = torch.tensor([[5.0, -5.0], [9.0, 9.0], [1.0, -1.0], [NAN, 1.0]])
     targets = torch.tensor([[True, False], [True, True], [False, True], [False, True]])
     losses = torch.tensor([0.2, 0.1, 3.0, NAN])
@@ -284,7 +284,7 @@ def test_extremes_of_several_labels() -> None:
     assert worst[1].answers == ((0, pytest.approx(0.7311, abs=1e-4)), (1, pytest.approx(0.2689, abs=1e-4)))
 
 
-def test_extremes_tell_certain_answers_apart_and_have_no_names() -> None:
+def test_extremes_order_very_confident_predictions() -> None:
     logits = torch.tensor([[30.0, 0.0], [31.0, 0.0], [29.0, 0.0]])
     extremes = Extremes(5)
     extremes.add(logits, torch.zeros(3).long(), torch.zeros(3), torch.arange(3))
@@ -293,13 +293,13 @@ def test_extremes_tell_certain_answers_apart_and_have_no_names() -> None:
     assert replace(best[0], name="a.png") == Example(1, "a.png", (0,), best[0].answers, 0.0)
 
 
-def test_no_images_no_extremes() -> None:
+def test_extremes_without_images() -> None:
     assert Extremes(3).result() == ([], [])
     with pytest.raises(VitreousError, match="negative"):
         Extremes(-1)
 
 
-def test_a_nan_row_has_no_answers() -> None:
+def test_nan_logits_have_no_answers_in_extremes() -> None:
     extremes = Extremes(3)
     extremes.add(torch.tensor([[NAN, 0.0, 0.0]]), torch.tensor([0]), torch.tensor([NAN]), torch.tensor([4]))
     best, worst = extremes.result()
@@ -309,7 +309,7 @@ def test_a_nan_row_has_no_answers() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_nothing_waits_for_the_device() -> None:
+def test_adding_batches_does_not_synchronise() -> None:
     scores, extremes = Scores(10, device="cuda"), Extremes(4)
     logits, targets = torch.randn(64, 10, device="cuda"), torch.randint(0, 10, (64,), device="cuda")
     losses, indices = torch.rand(64, device="cuda"), torch.arange(64, device="cuda")
@@ -322,12 +322,12 @@ def test_nothing_waits_for_the_device() -> None:
     expected = Scores(10)
     expected.add(logits.cpu(), targets.cpu(), losses.cpu())
     found, wanted = scores.result(), expected.result()
-    assert found.calibration == pytest.approx(wanted.calibration, abs=1e-6)  # softmax rounds otherwise there
+    assert found.calibration == pytest.approx(wanted.calibration, abs=1e-6)  # softmax rounds differently on the GPU
     assert replace(found, loss=0, calibration=None) == replace(wanted, loss=0, calibration=None)
 
 
-def test_the_calibration_of_logits_that_overflowed() -> None:
-    """An infinite logit is certain; it is no reason for a calibration error beyond 1."""
+def test_calibration_error_of_infinite_logits() -> None:
+    """An infinite logit is a probability of 1, and the calibration error stays within 0..1."""
     logits = torch.tensor([[torch.inf, 0.0], [-torch.inf, 0.0]])
     assert scored(logits, torch.tensor([0, 1])).calibration == 0
     assert scored(logits, torch.tensor([1, 0])).calibration == 1

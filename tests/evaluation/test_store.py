@@ -1,4 +1,4 @@
-"""Features on disk: whole, resumable, and of one model only."""
+"""Features on disk: complete, resumable, and of one model only."""
 
 import json
 import os
@@ -18,13 +18,14 @@ from vitreous.data.dataset import Source, Subset
 from vitreous.data.encoded import FileSource
 from vitreous.data.fingerprint import source_fingerprint
 from vitreous.evaluation import store
-from vitreous.evaluation.features import features
+from vitreous.evaluation.evaluated_model import EvaluatedModel
+from vitreous.evaluation.features import extract_features
+from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.store import read_features, write_features
-from vitreous.evaluation.subject import Loading, Subject
 from vitreous.preprocessing import default_preprocessing
 
-LOADING = Loading(batch_size=7)
-SHOWN = default_preprocessing(32, 3)
+OPTIONS = InferenceOptions(batch_size=7)
+PREPROCESSING = default_preprocessing(32, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -32,30 +33,30 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "SHARD", 10)
 
 
-def pictures(count: int = 34) -> ArraySource:
+def random_images(count: int = 34) -> ArraySource:
     random = np.random.default_rng(0)
     return ArraySource(random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), torch.arange(count) % 3, "x")
 
 
-def subject(seed: int = 0) -> Subject:
+def tiny_model(seed: int = 0) -> EvaluatedModel:
     model = tiny_vit()
     with torch.no_grad():
         model.blocks[0].mlp.fc1.bias += seed
-    return Subject("tiny", model)
+    return EvaluatedModel("tiny", model)
 
 
-def write(folder: Path, source: Source, one: Subject | None = None, **changes: object) -> list[int]:
-    seen: list[int] = []
-    write_features(one or subject(), source, folder, SHOWN, LOADING, tick=seen.append, **changes)  # type: ignore[arg-type]
-    return seen
+def write(folder: Path, source: Source, model: EvaluatedModel | None = None, **changes: object) -> list[int]:
+    ticks: list[int] = []
+    write_features(model or tiny_model(), source, folder, PREPROCESSING, OPTIONS, tick=ticks.append, **changes)  # type: ignore[arg-type]
+    return ticks
 
 
 def expected(source: Source) -> torch.Tensor:
-    return features(subject().model, LOADING.loader(source, SHOWN, {}))[0]
+    return extract_features(tiny_model().model, OPTIONS.loader(source, PREPROCESSING, {}))[0]
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    source = pictures()
+def test_features_round_trip(tmp_path: Path) -> None:
+    source = random_images()
     assert sum(write(tmp_path / "f", source, about={"data": "x"})) == 34
     files = sorted(path.name for path in (tmp_path / "f").iterdir())
     assert files == [*(f"features-0000{i}.safetensors" for i in range(4)), "features.json"]
@@ -65,12 +66,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert found.indices.tolist() == list(range(34))
     assert found.names == tuple(source.name(i) for i in range(34))
     assert found.about == {"model": "tiny", "data": "x"}
-    assert found.origin.model == subject().digest
-    assert found.origin.preprocessing == SHOWN.to_json()
+    assert found.origin.model == tiny_model().digest
+    assert found.origin.preprocessing == PREPROCESSING.to_json()
 
 
-def test_only_what_is_missing_or_damaged_is_made(tmp_path: Path) -> None:
-    source, folder = pictures(), tmp_path / "f"
+def test_only_missing_or_damaged_shards_are_computed(tmp_path: Path) -> None:
+    source, folder = random_images(), tmp_path / "f"
     write(folder, source)
     dates = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     (folder / "features-00001.safetensors").unlink()
@@ -78,7 +79,7 @@ def test_only_what_is_missing_or_damaged_is_made(tmp_path: Path) -> None:
     content = bytearray(damaged.read_bytes())
     content[-200] ^= 1
     damaged.write_bytes(content)
-    with pytest.raises(VitreousError, match="missing or damaged; the same command makes it again"):
+    with pytest.raises(VitreousError, match="missing or damaged; run the same command"):
         read_features(folder)
     write(folder, source)
     for name in ("features-00000.safetensors", "features-00002.safetensors", "features.json"):
@@ -87,9 +88,9 @@ def test_only_what_is_missing_or_damaged_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [("x[12]", "x[99]"), ('"unreadable": {}', '"unreadable": 77')])
-def test_what_is_said_of_the_images_is_checked_too(tmp_path: Path, change: tuple[str, str]) -> None:
-    """Names of images stand in the header of a shard, beside the tensors."""
-    source, folder = pictures(), tmp_path / "f"
+def test_a_damaged_shard_header_is_detected(tmp_path: Path, change: tuple[str, str]) -> None:
+    """The header of a shard contains the names of the images."""
+    source, folder = random_images(), tmp_path / "f"
     write(folder, source)
     shard = folder / "features-00001.safetensors"
     before, after = (text.replace('"', '\\"').encode() for text in change)
@@ -102,15 +103,15 @@ def test_what_is_said_of_the_images_is_checked_too(tmp_path: Path, change: tuple
     assert read_features(folder).names == tuple(source.name(i) for i in range(34))
 
 
-def test_stopped_half_way_it_keeps_what_is_finished(tmp_path: Path) -> None:
-    source, folder = pictures(), tmp_path / "f"
+def test_finished_shards_survive_an_interruption(tmp_path: Path) -> None:
+    source, folder = random_images(), tmp_path / "f"
 
     def stop(images: int) -> None:
         if (folder / "features-00001.safetensors").exists():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_features(subject(), source, folder, SHOWN, LOADING, tick=stop)
+        write_features(tiny_model(), source, folder, PREPROCESSING, OPTIONS, tick=stop)
     assert not (folder / "features-00003.safetensors").exists()
     kept = (folder / "features-00000.safetensors").stat().st_mtime_ns
     write(folder, source)
@@ -119,23 +120,23 @@ def test_stopped_half_way_it_keeps_what_is_finished(tmp_path: Path) -> None:
 
 
 def test_features_of_another_model_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "f", pictures())
+    write(tmp_path / "f", random_images())
     with pytest.raises(VitreousError, match=r"features of another model \(its content hash is \w+, here it is \w+\)"):
-        write(tmp_path / "f", pictures(), subject(1))
+        write(tmp_path / "f", random_images(), tiny_model(1))
     with pytest.raises(VitreousError, match="another model"):
-        read_features(tmp_path / "f", model=subject(1).digest)
-    assert len(read_features(tmp_path / "f", model=subject().digest).features) == 34
+        read_features(tmp_path / "f", model=tiny_model(1).digest)
+    assert len(read_features(tmp_path / "f", model=tiny_model().digest).features) == 34
     with pytest.raises(VitreousError, match="features of other images"):
-        write(tmp_path / "f", pictures(33))
+        write(tmp_path / "f", random_images(33))
     with pytest.raises(VitreousError, match="layer -1, not 0"):
-        write(tmp_path / "f", pictures(), layer=0)
+        write(tmp_path / "f", random_images(), layer=0)
 
 
-def test_folders_that_hold_something_else(tmp_path: Path) -> None:
+def test_folders_with_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     with pytest.raises(VitreousError, match="not empty"):
-        write(tmp_path, pictures())
-    with pytest.raises(VitreousError, match="no features here"):
+        write(tmp_path, random_images())
+    with pytest.raises(VitreousError, match="there are no features here"):
         read_features(tmp_path / "gone")
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "features.json").write_text("{}")
@@ -143,25 +144,25 @@ def test_folders_that_hold_something_else(tmp_path: Path) -> None:
         read_features(tmp_path / "g")
 
 
-def test_what_a_killed_process_left_is_no_obstacle(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     for name in (f".features.json.{int(gone.stdout)}.tmp", f".features-00000.safetensors.{int(gone.stdout)}.tmp"):
         (tmp_path / name).write_bytes(b"half")
-    (tmp_path / f".features.json.{os.getpid()}.tmp").touch()  # of one that is at it
-    assert sum(write(tmp_path, pictures())) == 34
-    assert sorted(path.name for path in tmp_path.glob(".*")) == []  # ours was replaced by the real one
+    (tmp_path / f".features.json.{os.getpid()}.tmp").touch()  # of a running process
+    assert sum(write(tmp_path, random_images())) == 34
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []  # the one of this process was renamed
     assert len(read_features(tmp_path).features) == 34
 
 
-def test_several_processes_may_make_the_same(tmp_path: Path) -> None:
-    """Each finds what the others have made, or makes it too; none is refused."""
+def test_concurrent_processes_can_write_the_same_features(tmp_path: Path) -> None:
+    """Each process uses the shards of the others or writes them again; none fails."""
     code = """
 import sys
 sys.path[:0] = sys.argv[2:]
 import test_store as t
 from pathlib import Path
 t.store.SHARD = 10
-t.write(Path(sys.argv[1]), t.pictures())
+t.write(Path(sys.argv[1]), t.random_images())
 """
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     command = [sys.executable, "-c", code, str(tmp_path / "f"), *paths]
@@ -172,20 +173,20 @@ t.write(Path(sys.argv[1]), t.pictures())
     assert len(read_features(tmp_path / "f").features) == 34
 
 
-def test_a_refusal_leaves_no_claim(tmp_path: Path) -> None:
+def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(VitreousError, match="use 0 to 1, or -1"):
-        write(tmp_path / "f", pictures(), layer=2)
-    broken = files(tmp_path / "pictures", 3)
+        write(tmp_path / "f", random_images(), layer=2)
+    broken = image_files(tmp_path / "pictures", 3)
     for path in (tmp_path / "pictures").iterdir():
         path.write_bytes(b"broken")
     with pytest.raises(VitreousError, match="no image can be read"):
         write(tmp_path / "f", broken)
     assert not (tmp_path / "f").exists()
-    assert sum(write(tmp_path / "f", pictures(), layer=1)) == 34
+    assert sum(write(tmp_path / "f", random_images(), layer=1)) == 34
 
 
-def test_fingerprints_of_what_has_no_files(tmp_path: Path) -> None:
-    """Every image counts: rows of a table have no date that would tell."""
+def test_fingerprints_of_data_without_files(tmp_path: Path) -> None:
+    """The content of every image is used, since rows of a table have no modification time."""
 
     class Table(Source):
         def __init__(self, changed: int | None = None):
@@ -205,15 +206,15 @@ def test_fingerprints_of_what_has_no_files(tmp_path: Path) -> None:
     assert source_fingerprint(Table()) == source_fingerprint(Table())
 
 
-def files(folder: Path, count: int = 24) -> FileSource:
+def image_files(folder: Path, count: int = 24) -> FileSource:
     folder.mkdir()
     for number in range(count):
-        pictures(count).image(number).save(folder / f"{number:02d}.png")
+        random_images(count).image(number).save(folder / f"{number:02d}.png")
     return FileSource(folder, (f"{number:02d}.png" for number in range(count)), torch.arange(count) % 3)
 
 
-def test_unreadable_images_are_left_out_and_told(tmp_path: Path) -> None:
-    source = files(tmp_path / "pictures")
+def test_unreadable_images_are_left_out_and_reported(tmp_path: Path) -> None:
+    source = image_files(tmp_path / "pictures")
     for number in (0, 9, 10, 23):  # at the edges of shards
         (tmp_path / "pictures" / f"{number:02d}.png").write_bytes(b"broken")
     write(tmp_path / "f", source)
@@ -227,8 +228,8 @@ def test_unreadable_images_are_left_out_and_told(tmp_path: Path) -> None:
     assert (found.features - whole).abs().max() < 1e-5
 
 
-def test_names_of_any_kind_come_back(tmp_path: Path) -> None:
-    source = files(tmp_path / "pictures", 3)
+def test_image_names_round_trip(tmp_path: Path) -> None:
+    source = image_files(tmp_path / "pictures", 3)
     write(tmp_path / "f", source)
     metadata = json.loads((tmp_path / "f" / "features.json").read_text())
     assert metadata["images"] == 3
@@ -236,13 +237,13 @@ def test_names_of_any_kind_come_back(tmp_path: Path) -> None:
 
 
 def test_fingerprints_change_with_content(tmp_path: Path) -> None:
-    source = files(tmp_path / "pictures", 4)
+    source = image_files(tmp_path / "pictures", 4)
     before = source_fingerprint(source)
     assert source_fingerprint(source) == before
     assert source_fingerprint(Subset(source, torch.arange(3))) != before
     (tmp_path / "pictures" / "01.png").write_bytes(b"another")
     assert source_fingerprint(source) != before
-    first, second = pictures(), pictures()
+    first, second = random_images(), random_images()
     assert source_fingerprint(first) == source_fingerprint(second)
     second.labels = second.labels.flip(0)
     assert source_fingerprint(first) != source_fingerprint(second)

@@ -7,7 +7,7 @@ import pytest
 
 from limits import limited
 from vitreous import VitreousError
-from vitreous.evaluation.cache import _read
+from vitreous.evaluation.cache import _read_results
 from vitreous.reports.inspect_model import inspection_files
 from vitreous.training.run_directory import RunDirectory
 from vitreous.training.state import newest_state
@@ -66,4 +66,4 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
     assert "metrics.jsonl: is a named pipe" in limited(logged, tmp_path, seconds=10)
     assert limited(inspection_files, tmp_path, seconds=10) == {"index.html", "numbers.json"}
-    assert limited(_read, tmp_path / "numbers.json", seconds=10) is None
+    assert limited(_read_results, tmp_path / "numbers.json", seconds=10) is None

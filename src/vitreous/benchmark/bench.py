@@ -16,7 +16,7 @@ from vitreous.benchmark.input_pipeline import Pipeline, measure_pipeline
 from vitreous.benchmark.machine import SIDES, Energy, PeakMemory, Times, matmul_peak, speed, timed, wait
 from vitreous.benchmark.synthetic import synthetic_batch, synthetic_engine, wake_head_, way
 from vitreous.errors import VitreousError
-from vitreous.evaluation.subject import RANDOM_PREFIX, EvaluatedModel, open_model
+from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel, open_model
 from vitreous.fast.accelerate import Precision, accelerate
 from vitreous.models import zoo
 from vitreous.models.checks import Size

@@ -1,1 +1,1 @@
-"""How good a model is."""
+"""Evaluation of models: accuracy, few-shot, k-NN and linear probe."""

@@ -1,4 +1,4 @@
-"""Features and measures that were computed before, found again by what they depend on."""
+"""A cache of features and of the measures computed from them, keyed by content: model, images and settings."""
 
 from __future__ import annotations
 
@@ -12,88 +12,101 @@ from pathlib import Path
 
 from vitreous.data.dataset import Source
 from vitreous.errors import VitreousError
+from vitreous.evaluation.evaluated_model import EvaluatedModel
+from vitreous.evaluation.evaluation_images import TrainTestImages
 from vitreous.evaluation.features import HEAD
-from vitreous.evaluation.measures import VERSION, Bank, Measure, Method, Settings, check, measure
+from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.evaluation.measures import (
+    VERSION,
+    Measure,
+    MeasureSettings,
+    Method,
+    TrainTestFeatures,
+    check_measures,
+    measure_features,
+)
 from vitreous.evaluation.store import Features, Origin, read_features, write_features
-from vitreous.evaluation.subject import Loading, Parts, Subject
 from vitreous.preprocessing import Preprocessing
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.json_files import dump_json
 from vitreous.utils.regular_files import read_text
 
 
-def usual_place() -> Path:
+def default_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitreous"
 
 
 @dataclass(frozen=True)
-class Taken:
-    """Measures, and the images that were left out of them, with the reason for each."""
+class MeasureResults:
+    """Measures of a model, and the errors of the unreadable images that are left out."""
 
     measures: tuple[Measure, ...]
     train_unreadable: tuple[str, ...] = ()
     test_unreadable: tuple[str, ...] = ()
 
-    def told(self, parts: Parts) -> str:
-        """How many images were learnt from and measured on."""
-        learnt, measured = len(parts.train) - len(self.train_unreadable), len(parts.test) - len(self.test_unreadable)
-        return f"{learnt:,} images to learn from; measured on {measured:,}: {parts.told}"
+    def describe_images(self, images: TrainTestImages) -> str:
+        """Return how many images were trained and tested on, and the test split."""
+        train, test = len(images.train) - len(self.train_unreadable), len(images.test) - len(self.test_unreadable)
+        return f"trained on {train:,} images; tested on {test:,}: {images.description}"
 
 
 @dataclass(frozen=True)
-class Cache:
+class FeatureCache:
     folder: Path
 
     def features(
         self,
-        subject: Subject,
+        evaluated: EvaluatedModel,
         source: Source,
         preprocessing: Preprocessing,
-        loading: Loading,
+        options: InferenceOptions,
         tick: Callable[[int], None],
     ) -> Features:
-        """Read back, after making what is missing of them."""
-        place = self.folder / "features" / Origin.of(subject, source, preprocessing, loading).key
-        write_features(subject, source, place, preprocessing, loading, HEAD, tick=tick)
-        return read_features(place)
+        """Return the features of a model for some images. Only missing ones are computed."""
+        folder = self.folder / "features" / Origin.of(evaluated, source, preprocessing, options).key
+        write_features(evaluated, source, folder, preprocessing, options, HEAD, tick=tick)
+        return read_features(folder)
 
     def measures(
         self,
-        subject: Subject,
-        parts: Parts,
+        evaluated: EvaluatedModel,
+        images: TrainTestImages,
         methods: Sequence[Method],
-        settings: Settings,
+        settings: MeasureSettings,
         preprocessing: Preprocessing,
-        loading: Loading,
+        options: InferenceOptions,
         tick: Callable[[int], None] = lambda images: None,
-    ) -> Taken:
-        """All measures of a model on some images, each taken once: what was measured before is read."""
-        sources = (parts.train, parts.test)
-        origins = [Origin.of(subject, source, preprocessing, loading).key for source in sources]
-        kept = {method: self._place(origins, method, settings) for method in methods}
-        found = {method: taken for method in methods if (taken := _read(kept[method])) is not None}
-        if len(found) < len(methods):
-            held = [self.features(subject, source, preprocessing, loading, tick) for source in sources]
-            bank = Bank(held[0].features, held[0].labels, held[1].features, held[1].labels)
+    ) -> MeasureResults:
+        """Return all measures of a model on a data set. Only missing ones are computed."""
+        sources = (images.train, images.test)
+        origins = [Origin.of(evaluated, source, preprocessing, options).key for source in sources]
+        paths = {method: self._path(origins, method, settings) for method in methods}
+        cached = {method: _read_results(paths[method]) for method in methods}
+        results = {method: result for method, result in cached.items() if result is not None}
+        if len(results) < len(methods):
+            train, test = (self.features(evaluated, source, preprocessing, options, tick) for source in sources)
+            features = TrainTestFeatures(train.features, train.labels, test.features, test.labels)
+            unreadable = [tuple(part.unreadable.values()) for part in (train, test)]
             for method in methods:
-                if method not in found:
-                    check(methods, bank.train_labels, bank.test_labels, parts.classes, settings, parts.name)
-                    measures = measure(method, bank, settings, loading.device)
-                    found[method] = Taken(tuple(measures), *(tuple(one.unreadable.values()) for one in held))
-                    _write(kept[method], found[method])
-        measures = [one for method in methods for one in found[method].measures]
-        return replace(found[methods[0]], measures=tuple(measures))
+                if method not in results:
+                    check_measures(methods, train.labels, test.labels, images.classes, settings, images.name)
+                    measures = measure_features(method, features, settings, options.device)
+                    results[method] = MeasureResults(tuple(measures), *unreadable)
+                    _write_results(paths[method], results[method])
+        measures = [measure for method in methods for measure in results[method].measures]
+        return replace(results[methods[0]], measures=tuple(measures))
 
-    def _place(self, origins: list[str], method: str, settings: Settings) -> Path:
+    def _path(self, origins: list[str], method: str, settings: MeasureSettings) -> Path:
         text = json.dumps([VERSION, origins, method, asdict(settings)], sort_keys=True)
         return self.folder / "measures" / f"{blake2b(text.encode(), digest_size=16).hexdigest()}.json"
 
 
-def _read(path: Path) -> Taken | None:
+def _read_results(path: Path) -> MeasureResults | None:
+    """Return cached measures. None if they are missing or damaged: they are then computed again."""
     try:
-        held = json.loads(read_text(path))
-        measures = tuple(Measure.from_json(values) for values in held["measures"])
-        return Taken(measures, tuple(held["train_unreadable"]), tuple(held["test_unreadable"]))
+        stored = json.loads(read_text(path))
+        measures = tuple(Measure.from_json(values) for values in stored["measures"])
+        return MeasureResults(measures, tuple(stored["train_unreadable"]), tuple(stored["test_unreadable"]))
     except (
         VitreousError,
         OSError,
@@ -102,18 +115,18 @@ def _read(path: Path) -> Taken | None:
         TypeError,
         RecursionError,
     ):
-        return None  # whatever is wrong with it: it is made anew
+        return None
 
 
-def _write(path: Path, taken: Taken) -> None:
+def _write_results(path: Path, results: MeasureResults) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary:
         dump_json(
             temporary,
             {
-                "measures": [one.to_json() for one in taken.measures],
-                "train_unreadable": taken.train_unreadable,
-                "test_unreadable": taken.test_unreadable,
+                "measures": [measure.to_json() for measure in results.measures],
+                "train_unreadable": results.train_unreadable,
+                "test_unreadable": results.test_unreadable,
             },
         )

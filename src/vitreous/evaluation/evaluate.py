@@ -1,4 +1,4 @@
-"""Show a model every image once, and add up what it says."""
+"""`evaluate`: run a model on every image of a data set once, and score its predictions."""
 
 import time
 from collections.abc import Callable
@@ -12,16 +12,18 @@ from torch import Tensor
 from vitreous.data.dataset import Source
 from vitreous.data.loading import EvalLoader
 from vitreous.errors import VitreousError
-from vitreous.evaluation.matching import Match
+from vitreous.evaluation.evaluated_model import EvaluatedModel
+from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.evaluation.matching import ClassMapping
 from vitreous.evaluation.metrics import Result, Scores
+from vitreous.evaluation.progress_bar import Tick
 from vitreous.evaluation.real_labels import RealResult, RealScores
-from vitreous.evaluation.subject import Loading, Subject, Tick
 from vitreous.preprocessing import Preprocessing
 from vitreous.utils.torch_settings import default_modes
 
 
-class Watcher(Protocol):
-    """What else looks at every batch: logits, labels, losses and the numbers of the images."""
+class BatchObserver(Protocol):
+    """Receives logits, labels, losses and image indices of every batch, besides `Scores`."""
 
     def add(self, logits: Tensor, targets: Tensor, losses: Tensor, indices: Tensor, /) -> None: ...
 
@@ -32,23 +34,23 @@ def score(
     loader: EvalLoader,
     loss: Callable[[Tensor, Tensor], Tensor],
     scores: Scores,
-    watcher: Watcher | None = None,
+    observer: BatchObserver | None = None,
     tick: Tick = lambda images: None,
 ) -> None:
-    """Add the loader's images to the scores. `model` is in evaluation mode; `loss` gives one number for each image."""
+    """Add the loader's images to the scores. `model` is in eval mode; `loss` returns one value per image."""
     normalise = loader.transform.preprocessing.normalise
     for pixels, labels, indices in loader:
         logits = model(normalise(pixels)).float()
         losses = loss(logits, labels)
         scores.add(logits, labels, losses)
-        if watcher is not None:
-            watcher.add(logits, labels, losses, indices)
+        if observer is not None:
+            observer.add(logits, labels, losses, indices)
         tick(len(pixels))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model on a split, at one size."""
+    """The result of a model on a split, at one image size."""
 
     size: tuple[int, int]
     result: Result
@@ -63,55 +65,56 @@ class Evaluation:
 
 @default_modes()
 def evaluate(
-    subject: Subject,
+    evaluated: EvaluatedModel,
     source: Source,
-    matched: Match,
+    mapping: ClassMapping,
     preprocessing: Preprocessing,
-    loading: Loading,
+    options: InferenceOptions,
     real: Tensor | None = None,
     tick: Tick = lambda images: None,
 ) -> Evaluation:
-    """Every image of the source once. Its labels are the data's; `matched` says which of the model's they are.
+    """Score every image of the source once. `mapping` maps the labels of the data to the classes of the model.
 
-    `real`: the right answers of each image, where it may have several (`read_real`).
+    `real`: all correct classes of each image (`read_real_labels`).
     """
-    model, classes = subject.model, subject.model.config.num_classes
-    check_head(subject)
-    several = source.labels.ndim == 2
-    sigmoid = several or model.multi_label
+    model, classes = evaluated.model, evaluated.model.config.num_classes
+    check_head(evaluated)
+    multi_label = source.labels.ndim == 2
+    sigmoid = multi_label or model.multi_label
     unreadable: dict[int, str] = {}
-    loader = loading.loader(matched.relabelled(source, classes), preprocessing, unreadable)
-    scores = Scores(classes, several, loading.device, sigmoid)
-    watcher = None if real is None else RealScores(real, loading.device)
+    loader = options.loader(mapping.relabelled(source, classes), preprocessing, unreadable)
+    scores = Scores(classes, multi_label, options.device, sigmoid)
+    observer = None if real is None else RealScores(real, options.device)
     started = time.perf_counter()
-    run = loading.running(model)
-    score(run, loader, binary_losses if sigmoid else softmax_losses, scores, watcher, tick)
+    run = options.logits_function(model)
+    score(run, loader, binary_losses if sigmoid else softmax_losses, scores, observer, tick)
     if unreadable and len(unreadable) == len(source):
         raise VitreousError(f"no image can be read: {next(iter(unreadable.values()))}")
     result = scores.result()
     size = preprocessing.size
     assert isinstance(size, tuple)
     seconds = time.perf_counter() - started
-    return Evaluation(size, result, seconds, unreadable, None if watcher is None else watcher.result())
+    return Evaluation(size, result, seconds, unreadable, None if observer is None else observer.result())
 
 
-def check_head(subject: Subject) -> None:
-    """Answers come from a head that was trained."""
-    model = subject.model
+def check_head(evaluated: EvaluatedModel) -> None:
+    """Raise an error if the model does not classify images."""
+    model = evaluated.model
     if not model.config.num_classes:
         raise VitreousError(
-            f"{subject.name} has no head, so it has no answers to score; --with fewshot knn probe measures its features"
+            f"{evaluated.name} has no head, so its accuracy cannot be measured; --with fewshot knn probe measures its"
+            " features"
         )
     if getattr(model.config, "pool", None) == "none":
-        raise VitreousError(f"{subject.name} answers for every token, not for the image (pool='none')")
+        raise VitreousError(f"{evaluated.name} returns logits for every token, not for the image (pool='none')")
 
 
 def softmax_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each image."""
+    """Return the cross-entropy of each image."""
     return F.cross_entropy(logits, labels, reduction="none")
 
 
 def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Binary cross-entropy of each class, summed over the classes."""
+    """Return the binary cross-entropy of each image, summed over the classes."""
     targets = labels if labels.ndim == 2 else F.one_hot(labels, logits.shape[1])
     return F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none").sum(1)

@@ -1,4 +1,4 @@
-"""The best and the worst answers of an evaluation, to be looked at."""
+"""The best and worst predictions of an evaluation, for display."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 
-ANSWERS = 3
+ANSWERS = 3  # classes per example
 
 
 @dataclass(frozen=True)
 class Example:
-    """One image and what a model said about it."""
+    """An image with the predictions of a model for it."""
 
     index: int  # in its data
-    name: str  # "" as `Extremes` gives it: it knows no names
+    name: str  # "" in the result of `Extremes`, which has no names
     truth: tuple[int, ...]
-    answers: tuple[tuple[int, float], ...]  # (class, probability), the likeliest first; none if the model said NaN
+    answers: tuple[tuple[int, float], ...]  # (class, probability), the most probable first; empty for NaN logits
     loss: float
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Images in the order of `rank`, highest first."""
+    """Images ordered by `rank`, highest first."""
 
     rank: Tensor
     indices: Tensor
@@ -37,16 +37,16 @@ class _Rows:
 
     def merged(self, other: _Rows, keep: int) -> _Rows:
         rank = torch.cat((self.rank, other.rank))
-        order = rank.sort(descending=True, stable=True).indices[:keep]  # stable: of equals, the first that were added
+        order = rank.sort(descending=True, stable=True).indices[:keep]  # stable: ties keep the order of the images
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("indices", "logits", "targets", "losses"))
         return _Rows(rank[order], *(torch.cat(pair)[order] for pair in pairs))
 
 
 class Extremes:
-    """The `keep` most confident right answers and the `keep` largest losses, found on the device as batches go by.
+    """The `keep` most confident correct predictions and the `keep` largest losses, collected batch by batch.
 
-    `sigmoid` says how logits become probabilities; unless it is given, they do so where images have several labels.
-    There an answer is right if every label is, and its confidence is that of all of them together.
+    `sigmoid`: probabilities are sigmoids instead of a softmax; default: for multi-label data only. A multi-label
+    prediction is correct if all labels are; its confidence is the product of their probabilities.
     """
 
     def __init__(self, keep: int, multi_label: bool = False, sigmoid: bool | None = None) -> None:
@@ -59,25 +59,23 @@ class Extremes:
 
     @torch.no_grad()
     def add(self, logits: Tensor, targets: Tensor, losses: Tensor, indices: Tensor) -> None:
-        """As `Scores.add`, and the (B,) numbers of the images."""
-        logits = (
-            logits.detach().double()
-        )  # in float32, most of a good model's probabilities are 1 and cannot be told apart
+        """Add a batch as in `Scores.add`, with the indices (B,) of the images."""
+        logits = logits.detach().double()  # in float32, many probabilities of a good model round to 1
         targets, losses, indices = (x.detach().to(logits.device) for x in (targets, losses.double(), indices))
         if self.multi_label:
             targets = targets if targets.dtype == torch.bool else targets > 0.5
         confidence = self._confidence(logits, targets)
-        worst = losses.nan_to_num(torch.inf, torch.inf)  # NaN is worse than anything
-        self.best = self._kept(self.best, _Rows(confidence, indices, logits, targets, losses))
-        self.worst = self._kept(self.worst, _Rows(worst, indices, logits, targets, losses))
+        worst = losses.nan_to_num(torch.inf, torch.inf)  # NaN ranks as the largest loss
+        self.best = self._merge(self.best, _Rows(confidence, indices, logits, targets, losses))
+        self.worst = self._merge(self.worst, _Rows(worst, indices, logits, targets, losses))
 
     def result(self) -> tuple[list[Example], list[Example]]:
-        """The best, most confident first, and the worst, largest loss first. Wrong answers are never among the best."""
+        """Return the best, most confident first, and the worst, largest loss first. The best are all correct."""
         best, worst = (self._examples(rows) for rows in (self.best, self.worst))
         return [e for e, rank in best if rank > -torch.inf], [e for e, _ in worst]
 
     def _confidence(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The log-probability of what is right, for each image; of what is wrong, minus infinity."""
+        """Return the log-probability of each image's target; minus infinity for wrong predictions."""
         if self.multi_label:
             right = ((logits > 0) == targets).all(1) & ~logits.isnan().any(1)
             confidence = F.logsigmoid(torch.where(targets, logits, -logits)).sum(1)
@@ -85,10 +83,10 @@ class Extremes:
             right = (logits.argmax(1) == targets) & ~logits.isnan().any(1)
             own = targets.long().clamp(0, logits.shape[1] - 1)[:, None]
             confidence = (F.logsigmoid(logits) if self.sigmoid else logits.log_softmax(1)).gather(1, own)[:, 0]
-        # Finite, so that a right answer of a broken model is not taken for a wrong one.
+        # Finite, to distinguish a correct prediction with extreme logits from a wrong one.
         return torch.where(right, confidence.nan_to_num(-1e300, neginf=-1e300), -torch.inf)
 
-    def _kept(self, rows: _Rows | None, new: _Rows) -> _Rows:
+    def _merge(self, rows: _Rows | None, new: _Rows) -> _Rows:
         none = _Rows(new.rank[:0], new.indices[:0], new.logits[:0], new.targets[:0], new.losses[:0])
         return (rows or none).merged(new, self.keep)
 
@@ -97,11 +95,11 @@ class Extremes:
             return []
         probabilities = rows.logits.sigmoid() if self.sigmoid else rows.logits.softmax(1)
         top = probabilities.sort(dim=1, descending=True, stable=True)
-        found = []
+        examples = []
         columns = (rows.indices, rows.losses, rows.rank, top.values[:, :ANSWERS], top.indices[:, :ANSWERS])
         lists = zip(*(column.tolist() for column in columns), rows.targets, strict=True)
         for index, loss, rank, values, classes, target in lists:
             truth = tuple(target.nonzero()[:, 0].tolist()) if self.multi_label else (int(target),)
             answers = tuple((c, p) for c, p in zip(classes, values, strict=True) if not math.isnan(p))
-            found.append((Example(index, "", truth, answers, loss), rank))
-        return found
+            examples.append((Example(index, "", truth, answers, loss), rank))
+        return examples

@@ -1,4 +1,4 @@
-"""The paper's cheap measure of features: a linear classifier from a few images of each class, in closed form."""
+"""Few-shot evaluation of features as in the ViT paper: ridge regression from a few images per class, in closed form."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 
-STRENGTH = 2.0**10  # of the ridge
-CONSTANT = 100.0  # the feature that stands for the bias: so large that the ridge hardly touches its weight
+STRENGTH = 2.0**10  # of the L2 regularisation
+CONSTANT = 100.0  # value of the bias feature: so large that the regularisation hardly affects the bias
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class FewShot:
     """Accuracies on the test images, from 0 to 1."""
 
     shots: int
-    each: tuple[float, ...]  # of each seed
+    each: tuple[float, ...]  # one per seed
 
     @property
     def mean(self) -> float:
@@ -28,7 +28,7 @@ class FewShot:
 
     @property
     def spread(self) -> float:
-        """The standard deviation between seeds."""
+        """The standard deviation over seeds."""
         return statistics.stdev(self.each) if len(self.each) > 1 else 0.0
 
 
@@ -41,9 +41,9 @@ def fewshot(
     seeds: Iterable[int] = range(3),
     strength: float = STRENGTH,
 ) -> FewShot:
-    """Learn from `shots` images of each class, drawn anew for each seed; measure on all test images.
+    """Fit on `shots` random images per class, once per seed, and measure the accuracy on all test images.
 
-    In float64, wherever the features are; so that nothing depends on the device.
+    Computed in float64, so that the result does not depend on the device.
     """
     check_features("train", train_features, train_labels)
     check_features("test", test_features, test_labels)
@@ -51,15 +51,15 @@ def fewshot(
     accuracies = []
     for seed in seeds:
         chosen = draw_shots(train_labels, shots, seed)
-        ridge = Ridge.fitted(train_features[chosen], train_labels[chosen], strength)
-        accuracies.append((ridge.classes(test_features) == test_labels).double().mean().item())
+        ridge = Ridge.fit(train_features[chosen], train_labels[chosen], strength)
+        accuracies.append((ridge.predict(test_features) == test_labels).double().mean().item())
     if not accuracies:
         raise VitreousError("seeds: none were given")
     return FewShot(shots, tuple(accuracies))
 
 
 def draw_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
-    """The numbers of the images to learn from: of each class the first `shots` of a seeded permutation."""
+    """Return the indices of the training images: per class, the first `shots` of a seeded permutation."""
     if shots < 1:
         raise VitreousError(f"shots = {shots}: must be 1 or more")
     random = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def draw_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
         members = (labels == number).nonzero()[:, 0].numpy()
         if len(members) < shots:
             raise VitreousError(
-                f"{shots} shots: class {number} has only {len(members)} training images; ask for fewer shots"
+                f"{shots} shots: class {number} has only {len(members)} training images; use fewer shots"
             )
         chosen.append(random.permutation(members)[:shots])
     return torch.from_numpy(np.concatenate(chosen))
@@ -76,21 +76,21 @@ def draw_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Ridge:
-    """A linear classifier of standardised features."""
+    """A linear classifier on standardised features."""
 
     mean: Tensor
     std: Tensor
     weights: Tensor  # (D + 1, classes)
 
     @classmethod
-    def fitted(cls, features: Tensor, labels: Tensor, strength: float = STRENGTH) -> "Ridge":
-        """Least squares from x (N, D) to targets y (N, K) of -1 and +1, with `strength` times the weights' squares.
+    def fit(cls, features: Tensor, labels: Tensor, strength: float = STRENGTH) -> "Ridge":
+        """Fit least squares from x (N, D) to targets y (N, K) of -1 and +1, with L2 regularisation l = `strength`.
 
-        The answer is (x'x + l)^-1 x'y, or the same as x'(xx' + l)^-1 y, whichever matrix is the smaller. With its
-        eigenvectors q and eigenvalues e the inverse is q (e + l)^-1 q', which is sound even where N is less than D.
+        The solution is (x'x + l)^-1 x'y, or equally x'(xx' + l)^-1 y; the smaller matrix is inverted. With its
+        eigenvectors q and eigenvalues e the inverse is q (e + l)^-1 q', which is stable even for N < D.
 
-        In the precision of the features: in float32 as the reference computes, where a ridge far weaker than the usual
-        one comes near the rounding of the constant's square, N x 100^2.
+        Computed in the dtype of the features. The reference uses float32, where a much weaker regularisation than the
+        default would be close to the rounding error of the bias feature's square, N x 100^2.
         """
         mean, std = features.mean(0), features.std(0, correction=0) + 1e-5
         x = _with_constant((features - mean) / std)
@@ -103,20 +103,22 @@ class Ridge:
             left, right = x.T @ q, q.T @ y
         return cls(mean, std, (left / (e + strength)) @ right)
 
-    def classes(self, features: Tensor) -> Tensor:
-        """The class of each row."""
+    def predict(self, features: Tensor) -> Tensor:
+        """Return the class of each row."""
         return (_with_constant((features - self.mean) / self.std) @ self.weights).argmax(1)
 
 
-def check_shots(labels: Tensor, tests: Tensor, classes: Sequence[str], shots: Iterable[int], name: str) -> None:
-    """Before anything is computed: every class that occurs has enough images."""
+def check_shots(
+    train_labels: Tensor, test_labels: Tensor, classes: Sequence[str], shots: Iterable[int], name: str
+) -> None:
+    """Raise an error if a class that occurs has too few training images."""
     most = max(shots)
-    counts, asked = (found.bincount(minlength=len(classes)) for found in (labels, tests))
+    counts, tested = (labels.bincount(minlength=len(classes)) for labels in (train_labels, test_labels))
     for number in range(len(classes)):
-        if counts[number] < most and (counts[number] or asked[number]):
+        if counts[number] < most and (counts[number] or tested[number]):
             raise VitreousError(
-                f"{name}: {most} shots, and {classes[number]!r} has only {int(counts[number])} training images;"
-                " ask for fewer (--shots)"
+                f"{name}: {most} shots, but {classes[number]!r} has only {int(counts[number])} training images;"
+                " use fewer (--shots)"
             )
 
 
@@ -127,6 +129,6 @@ def _with_constant(x: Tensor) -> Tensor:
 def check_features(name: str, features: Tensor, labels: Tensor) -> None:
     if features.ndim != 2 or labels.ndim != 1 or len(features) != len(labels) or not len(labels):
         shapes = f"{tuple(features.shape)} features and {tuple(labels.shape)} labels"
-        raise VitreousError(f"{name}: {shapes}; expected a row of features and one class for each image")
+        raise VitreousError(f"{name}: {shapes}; expected one row of features and one class per image")
     if not features.isfinite().all():
-        raise VitreousError(f"{name}: some features are not numbers (NaN or infinite)")
+        raise VitreousError(f"{name}: some features are NaN or infinite")

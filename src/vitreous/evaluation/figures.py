@@ -1,4 +1,4 @@
-"""Pictures of what was measured."""
+"""Figures of evaluation results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from vitreous.evaluation.evaluate import Evaluation
 
 
-def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """As PNG and as SVG, each whole or not there."""
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG, each atomically. Return the paths."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         with atomic_file(path) as temporary:
@@ -25,19 +25,19 @@ def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 @literal_text
-def draw_curve(found: Sequence[Evaluation], title: str, folder: Path) -> list[Path]:
-    """resolution.png and resolution.svg: accuracy of every kind there is, against the image size."""
-    ordered = sorted(found, key=lambda one: one.size)
+def draw_resolution_curve(evaluations: Sequence[Evaluation], title: str, folder: Path) -> list[Path]:
+    """Write resolution.png and resolution.svg: top-1, top-5, mAP and ReaL accuracy by image size, where available."""
+    ordered = sorted(evaluations, key=lambda one: one.size)
     labels = [str(one.size[0]) if one.size[0] == one.size[1] else f"{one.size[0]}x{one.size[1]}" for one in ordered]
     figure = blank(6.4, 4.0)
     axes = figure.add_subplot()
-    for name, values in _lines(ordered).items():
+    for name, values in _accuracy_lines(ordered).items():
         (line,) = axes.plot(range(len(values)), [100 * value for value in values], marker="o", label=name)
-        for place, value in enumerate(values):
+        for position, value in enumerate(values):
             offset: Any = (0, 6)
             axes.annotate(
                 f"{100 * value:.1f}",
-                (place, 100 * value),
+                (position, 100 * value),
                 offset,
                 textcoords="offset points",
                 ha="center",
@@ -49,14 +49,14 @@ def draw_curve(found: Sequence[Evaluation], title: str, folder: Path) -> list[Pa
     axes.margins(y=0.12)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    return saved(figure, folder, "resolution")
+    return save_figure(figure, folder, "resolution")
 
 
-def _lines(found: Sequence[Evaluation]) -> dict[str, list[float]]:
+def _accuracy_lines(evaluations: Sequence[Evaluation]) -> dict[str, list[float]]:
     columns = {
-        "top-1": [one.result.top1 for one in found],
-        "top-5": [one.result.top5 for one in found],
-        "mAP": [one.result.map for one in found],
-        "ReaL": [None if one.real is None else one.real.top1 for one in found],
+        "top-1": [one.result.top1 for one in evaluations],
+        "top-5": [one.result.top5 for one in evaluations],
+        "mAP": [one.result.map for one in evaluations],
+        "ReaL": [None if one.real is None else one.real.top1 for one in evaluations],
     }
     return {name: [v for v in values if v is not None] for name, values in columns.items() if None not in values}

@@ -1,4 +1,4 @@
-"""What features are worth: few-shot, k-NN and a linear probe, all from the same ones."""
+"""Feature quality: few-shot, k-NN and linear-probe accuracy, computed from the same features."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from vitreous.utils.limits import check_count
 
 Method = Literal["fewshot", "knn", "probe"]
 METHODS: tuple[Method, ...] = get_args(Method)
-VERSION = 2  # of the measures: another one makes what was kept of them worthless
-FEW, MOST_JUDGES = 10_000, 5000  # of few images a larger share is chosen by; of many, so many are enough
+VERSION = 2  # of the measures; cached results of another version are not used
+FEW_IMAGES, MAX_DEVELOPMENT = 10_000, 5000  # up to FEW_IMAGES, the development split is a larger share
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How the measures are taken."""
-
+class MeasureSettings:
     shots: tuple[int, ...] = (1, 5, 10, 25)
     seeds: int = 3
     neighbours: tuple[int, ...] = knn.NEIGHBOURS
     temperature: float = knn.TEMPERATURE
-    development: int | None = None  # training images that k and the probe are chosen by; None: a share of them
+    development: int | None = None  # training images that select k and the probe's settings; None: a share of them
 
     def __post_init__(self) -> None:
         for name, values in (("shots", self.shots), ("neighbours", self.neighbours), ("seeds", (self.seeds,))):
@@ -43,7 +41,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measure:
-    """One number, from 0 to 1; where it was drawn several times, all of them."""
+    """An accuracy on the test images, from 0 to 1: one value per seed, or a single one."""
 
     method: Method
     name: str  # "10-shot", "k-NN", "probe"
@@ -56,7 +54,7 @@ class Measure:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation between seeds; None for what is not drawn."""
+        """The standard deviation over seeds; None without seeds."""
         return statistics.stdev(self.each) if len(self.each) > 1 else None
 
     def __str__(self) -> str:
@@ -71,8 +69,8 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Bank:
-    """Features and labels of the images to learn from and of those to measure on."""
+class TrainTestFeatures:
+    """Features and labels of the training and test images."""
 
     train: Tensor
     train_labels: Tensor
@@ -83,83 +81,96 @@ class Bank:
     def classes(self) -> int:
         return int(max(self.train_labels.max(), self.test_labels.max())) + 1
 
-    def to(self, device: torch.device) -> Bank:
-        return Bank(*(tensor.to(device) for tensor in vars(self).values()))
+    def to(self, device: torch.device) -> TrainTestFeatures:
+        return TrainTestFeatures(*(tensor.to(device) for tensor in vars(self).values()))
 
 
-def check(
-    methods: Sequence[Method], labels: Tensor, tests: Tensor, classes: Sequence[str], settings: Settings, name: str
+def check_measures(
+    methods: Sequence[Method],
+    train_labels: Tensor,
+    test_labels: Tensor,
+    classes: Sequence[str],
+    settings: MeasureSettings,
+    name: str,
 ) -> None:
-    """What can be known to fail before a feature is computed, by the labels to learn from and those to measure on."""
+    """Raise the errors that follow from the labels alone, before any feature is computed."""
     if "fewshot" in methods:
-        check_shots(labels, tests, classes, settings.shots, name)
+        check_shots(train_labels, test_labels, classes, settings.shots, name)
     if {"knn", "probe"} & set(methods):
         try:
-            learn_and_judge(labels, settings, 0)
+            development_split(train_labels, settings, 0)
         except VitreousError as error:
             raise VitreousError(f"{name}: {error}") from error
 
 
-def measure(method: Method, bank: Bank, settings: Settings, device: torch.device | str = "cpu") -> list[Measure]:
-    """All that a method says of features."""
-    check_features("train", bank.train, bank.train_labels)
-    check_features("test", bank.test, bank.test_labels)
-    takers: dict[Method, Callable[[Bank, Settings], list[Measure]]] = {
-        "fewshot": _fewshot,
-        "knn": _knn,
-        "probe": _probe,
+def measure_features(
+    method: Method, features: TrainTestFeatures, settings: MeasureSettings, device: torch.device | str = "cpu"
+) -> list[Measure]:
+    """Return all measures of one method."""
+    check_features("train", features.train, features.train_labels)
+    check_features("test", features.test, features.test_labels)
+    functions: dict[Method, Callable[[TrainTestFeatures, MeasureSettings], list[Measure]]] = {
+        "fewshot": _measure_fewshot,
+        "knn": _measure_knn,
+        "probe": _measure_probe,
     }
     with torch.inference_mode():
-        return takers[method](bank if method == "fewshot" else bank.to(torch.device(device)), settings)
+        moved = features if method == "fewshot" else features.to(torch.device(device))
+        return functions[method](moved, settings)
 
 
-def _fewshot(bank: Bank, settings: Settings) -> list[Measure]:
-    given = (bank.train, bank.train_labels, bank.test, bank.test_labels)
-    found = [fewshot(*given, shots, range(settings.seeds)) for shots in settings.shots]
-    return [Measure("fewshot", f"{one.shots}-shot", one.each, {"shots": one.shots}) for one in found]
+def _measure_fewshot(features: TrainTestFeatures, settings: MeasureSettings) -> list[Measure]:
+    tensors = (features.train, features.train_labels, features.test, features.test_labels)
+    results = [fewshot(*tensors, shots, range(settings.seeds)) for shots in settings.shots]
+    return [Measure("fewshot", f"{one.shots}-shot", one.each, {"shots": one.shots}) for one in results]
 
 
-def _knn(bank: Bank, settings: Settings) -> list[Measure]:
-    """k is chosen by training images that are set aside; all k are told."""
-    learn, judge = (part.to(bank.train.device) for part in learn_and_judge(bank.train_labels, settings, 0))
-    known = [k for k in settings.neighbours if k <= len(learn)] or [1]
-    options = (known, settings.temperature)
-    tried = knn.nearest_classes(bank.train[learn], bank.train_labels[learn], bank.train[judge], *options)
-    judged = {k: _share(found, bank.train_labels[judge]) for k, found in tried.items()}
-    best = max(known, key=lambda k: judged[k])  # of equals the smaller
-    found = knn.nearest_classes(bank.train, bank.train_labels, bank.test, *options)
-    swept = {str(k): _share(answers, bank.test_labels) for k, answers in found.items()}
+def _measure_knn(features: TrainTestFeatures, settings: MeasureSettings) -> list[Measure]:
+    """Select k on the development split, then classify with all training images. `details` has the results of all k."""
+    device = features.train.device
+    fit, dev = (rows.to(device) for rows in development_split(features.train_labels, settings, 0))
+    candidates = [k for k in settings.neighbours if k <= len(fit)] or [1]
+    options = (candidates, settings.temperature)
+    tried = knn.knn_predictions(features.train[fit], features.train_labels[fit], features.train[dev], *options)
+    dev_accuracy = {k: _accuracy(predicted, features.train_labels[dev]) for k, predicted in tried.items()}
+    best = max(candidates, key=lambda k: dev_accuracy[k])  # the smallest k of a tie
+    final = knn.knn_predictions(features.train, features.train_labels, features.test, *options)
+    swept = {str(k): _accuracy(predicted, features.test_labels) for k, predicted in final.items()}
     return [Measure("knn", "k-NN", (swept[str(best)],), {"k": best, "swept": swept})]
 
 
-def _probe(bank: Bank, settings: Settings) -> list[Measure]:
-    """For each seed, rate and decay are chosen by training images that are set aside; then all of them are learnt."""
+def _measure_probe(features: TrainTestFeatures, settings: MeasureSettings) -> list[Measure]:
+    """Per seed, select learning rate and weight decay on a development split, then fit on all training images."""
     chosen = []
+    device = features.train.device
     for seed in range(settings.seeds):
-        learn, judge = (part.to(bank.train.device) for part in learn_and_judge(bank.train_labels, settings, seed))
-        chosen.append(probe.choose(bank.train, bank.train_labels, learn, judge, bank.classes, seed))
-    final = probe.fit(bank.train, bank.train_labels, chosen, bank.classes)
-    right, _ = final.scores(bank.test, bank.test_labels)
-    return [Measure("probe", "probe", tuple(right.tolist()), {"chosen": [asdict(head) for head in chosen]})]
+        fit, dev = (rows.to(device) for rows in development_split(features.train_labels, settings, seed))
+        chosen.append(probe.choose_head(features.train, features.train_labels, fit, dev, features.classes, seed))
+    final = probe.fit_heads(features.train, features.train_labels, chosen, features.classes)
+    accuracy, _ = final.scores(features.test, features.test_labels)
+    return [Measure("probe", "probe", tuple(accuracy.tolist()), {"chosen": [asdict(head) for head in chosen]})]
 
 
-def _share(found: Tensor, truth: Tensor) -> float:
-    return (found == truth).double().mean().item()
+def _accuracy(predicted: Tensor, truth: Tensor) -> float:
+    return (predicted == truth).double().mean().item()
 
 
-def learn_and_judge(labels: Tensor, settings: Settings, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows to learn from and rows to choose by: of each class its share, or exactly so many rows, drawn."""
+def development_split(labels: Tensor, settings: MeasureSettings, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the rows to fit on and the development rows, which select hyperparameters.
+
+    The development rows are a share of each class, or `settings.development` random rows.
+    """
     labels = labels.cpu()
     if (number := settings.development) is None:
-        share = 0.2 if len(labels) <= FEW else min(0.1, MOST_JUDGES / len(labels))
-        learn, judge = stratified_split(labels, share, seed)
+        share = 0.2 if len(labels) <= FEW_IMAGES else min(0.1, MAX_DEVELOPMENT / len(labels))
+        fit, dev = stratified_split(labels, share, seed)
     else:
         if not 0 < number < len(labels):
-            raise VitreousError(f"development = {number}: there are {len(labels)} training images to take that from")
+            raise VitreousError(f"development = {number}: must be less than the {len(labels)} training images")
         drawn = torch.from_numpy(np.random.default_rng(seed).permutation(len(labels)))
-        learn, judge = drawn[number:].sort().values, drawn[:number].sort().values
-    if not len(judge):
+        fit, dev = drawn[number:].sort().values, drawn[:number].sort().values
+    if not len(dev):
         raise VitreousError(
-            "the development split would be empty: of one training image of each class none can be set aside"
+            "the development split would be empty: with one training image per class, none can be set aside"
         )
-    return learn, judge
+    return fit, dev

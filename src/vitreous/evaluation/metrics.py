@@ -1,4 +1,4 @@
-"""What an evaluation counts: added up on the device, batch by batch, and turned into numbers once at the end."""
+"""Classification metrics: accumulated on the device batch by batch, and read back once at the end."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from vitreous.evaluation.extremes import Example, Extremes
 
 __all__ = ["ClassScore", "Example", "Extremes", "Result", "Scores", "average_precision"]
 
-MOST_CONFUSED = 2048  # classes for which all pairs are counted: 32 MiB; more have their own counts only
-AT_ONCE = 2**24  # scores that are sorted together for average precision
+MAX_CONFUSION_CLASSES = 2048  # the confusion matrix takes 32 MiB; with more classes there is none
+MAX_SORTED = 2**24  # scores sorted at a time for average precision
 BINS = 15  # of confidence, for the calibration error
-PART = 2.0**-30  # confidences are added up in whole parts of this: the order of the images cannot change the sum
+PART = 2.0**-30  # confidences are summed as integer multiples of this, so that the order of the images has no effect
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class. What is a division by zero is None."""
+    """The metrics of one class. None where the denominator is zero."""
 
     index: int
-    images: int  # that are of this class
-    right: int  # of those, how many were answered with it; for several labels, got more than one half
+    images: int  # of this class
+    right: int  # of those, correctly predicted; multi-label: with a probability above 0.5
     recall: float | None
     precision: float | None
     f1: float | None
-    average_precision: float | None = None  # for several labels
+    average_precision: float | None = None  # multi-label only
 
     @property
     def positives(self) -> int:
-        """The same as `images`, in the word for it where images have several labels."""
+        """The same as `images`, under the usual name for multi-label data."""
         return self.images
 
 
 @dataclass(frozen=True)
 class Result:
-    """How good a model is on some images. All shares are in 0..1."""
+    """The metrics of a model on some images. All shares are in 0..1."""
 
     images: int
     loss: float
     top1: float | None
     top5: float | None  # None for fewer than six classes
-    balanced: float | None  # the mean recall of the classes that occur
-    map: float | None  # for several labels: the mean average precision of the classes that occur
+    balanced: float | None  # balanced accuracy: mean recall of the classes that occur
+    map: float | None  # multi-label only: mean average precision of the classes that occur
     per_class: tuple[ClassScore, ...]
-    confusion: tuple[tuple[int, ...], ...] | None  # row: the truth, column: the answer; None for several labels
-    invalid: int = 0  # images for which the model said NaN; they count as wrong, and as no answer
-    calibration: float | None = None  # expected calibration error: how far confidence is from being right, on average
+    confusion: tuple[tuple[int, ...], ...] | None  # row: truth, column: prediction; None for multi-label data
+    invalid: int = 0  # images with NaN logits; they count as wrong, and not as a prediction of any class
+    calibration: float | None = None  # expected calibration error
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% confidence interval of `top1`, by how many images it was measured on; None for several labels."""
-        return None if self.top1 is None else wilson(self.top1, self.images)
+        """The 95% confidence interval of `top1` for this number of images; None for multi-label data."""
+        return None if self.top1 is None else wilson_interval(self.top1, self.images)
 
     def summary(self) -> dict[str, float]:
         numbers = {name: getattr(self, name) for name in ("loss", "top1", "top5", "balanced", "map")}
         return {name: value for name, value in numbers.items() if value is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """For `json.dumps`. JSON has no NaN: a loss that is not finite becomes None."""
+        """Return values for `json.dumps`. A loss that is not finite becomes None, since JSON has no NaN."""
         values = asdict(self)
         values["loss"] = self.loss if math.isfinite(self.loss) else None
         values["interval"] = self.interval
@@ -72,9 +72,9 @@ class Result:
         return values
 
 
-def wilson(share: float, images: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's score interval for a share of so many images. Unlike the normal approximation it stays within 0..1, and
-    is not empty where all images are right."""
+def wilson_interval(share: float, images: int, z: float = 1.959964) -> tuple[float, float]:
+    """Return Wilson's score interval for a share of `images`. Unlike the normal approximation, it stays within 0..1
+    and does not collapse to a point if all images are correct."""
     if not images:
         return 0.0, 1.0
     middle = share + z * z / (2 * images)
@@ -83,14 +83,15 @@ def wilson(share: float, images: int, z: float = 1.959964) -> tuple[float, float
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
-def percentages(interval: tuple[float, float]) -> str:
-    """The interval for people: 40.1 to 68.9%."""
+def format_interval(interval: tuple[float, float]) -> str:
+    """Return an interval as text: 40.1 to 68.9%."""
     low, high = interval
     return f"{100 * low:.1f} to {100 * high:.1f}%"
 
 
 def result_from_json(values: dict[str, Any]) -> Result:
-    """What `Result.to_json` gave. A VitreousError if it is something else, since files can be damaged."""
+    """Return the result that `Result.to_json` described. Raise a VitreousError for anything else, such as a damaged
+    file."""
     try:
         values = {name: value for name, value in values.items() if name != "interval"}
         values["loss"] = math.nan if values["loss"] is None else values["loss"]
@@ -108,14 +109,15 @@ def result_from_json(values: dict[str, Any]) -> Result:
 
 
 class Scores:
-    """What an evaluation adds up, on the device, without waiting for it.
+    """Accumulates metrics on the device, without synchronising with it.
 
-    With one label for each image only counts are kept, whatever the number of images. With several, average precision
-    needs the order of all scores: they are kept, (N, K) in float32.
+    With one label per image, only counts are stored, so that memory does not grow with the number of images. With
+    several labels, all scores (N, K) are stored in float32, because average precision needs their order.
 
-    `sigmoid` says how logits become probabilities, for the calibration error of single labels.
+    `sigmoid`: probabilities are sigmoids instead of a softmax, for the calibration error of single labels.
 
-    Over several processes: sum each of `sums()` in place, concatenate each of `gathered()` and give that to `take`.
+    In distributed evaluation: all-reduce each of `sums()` in place, concatenate each of `gathered()` over the processes
+    and pass the result to `take`.
     """
 
     def __init__(
@@ -125,21 +127,21 @@ class Scores:
             raise VitreousError(f"scores for {classes} classes: there must be at least one")
         self.classes, self.multi_label, self.device = classes, multi_label, torch.device(device)
         self.sigmoid = sigmoid
-        with torch.inference_mode(False):  # made in inference mode they could not be summed outside it
+        with torch.inference_mode(False):  # inference tensors could not be updated outside inference mode
             self.loss = torch.zeros((), dtype=torch.float64, device=device)
             self.counts = self._zeros(len(COUNTS))
-            # Images, right answers and answers of each class.
+            # Images, correct predictions and predictions of each class.
             self.truths, self.rights, self.answers = (self._zeros(classes) for _ in range(3))
-            pairs = not multi_label and classes <= MOST_CONFUSED
+            pairs = not multi_label and classes <= MAX_CONFUSION_CLASSES
             self.pairs = self._zeros(classes * classes) if pairs else None
-            # In each bin of confidence: answers that are right, and confidence itself.
+            # Correct predictions and summed confidence in each bin.
             self.correct, self.confidence = self._zeros(BINS), self._zeros(BINS)
             self.logits = [torch.zeros(0, classes, device=device)]
             self.targets = [torch.zeros(0, classes, dtype=torch.bool, device=device)]
 
     @torch.no_grad()
     def add(self, logits: Tensor, targets: Tensor, losses: Tensor) -> None:
-        """logits (B, K), losses (B,); targets (B,) of classes, or (B, K) for several labels: True, or above 0.5."""
+        """Add a batch: logits (B, K), losses (B,); targets are classes (B,), or multi-label (B, K): True or > 0.5."""
         self._check(logits, targets, losses)
         logits, targets, losses = (x.detach().to(self.device) for x in (logits, targets, losses))
         self.loss += losses.double().sum()
@@ -150,16 +152,16 @@ class Scores:
             self._add_one(logits, targets.long(), invalid)
 
     def sums(self) -> list[Tensor]:
-        """The counts themselves. Summed over processes in place, they are those of all images."""
+        """Return the counts, not copies: summing them in place over processes gives the counts of all images."""
         counts = [self.loss, self.counts, self.truths, self.rights, self.answers, self.correct, self.confidence]
         return counts if self.pairs is None else [*counts, self.pairs]
 
     def gathered(self) -> list[Tensor]:
-        """For several labels: scores and targets of all images so far, (N, K) each. Otherwise nothing."""
+        """Return scores and targets (N, K) of all images so far for multi-label data, otherwise an empty list."""
         return [torch.cat(self.logits), torch.cat(self.targets)] if self.multi_label else []
 
     def take(self, gathered: list[Tensor]) -> None:
-        """In place of its own, those of all processes: what `gathered` gave, concatenated."""
+        """Replace the stored scores and targets by those of all processes: the concatenated results of `gathered`."""
         if self.multi_label:
             logits, targets = gathered
             self.logits, self.targets = [logits], [targets]
@@ -172,7 +174,7 @@ class Scores:
                 f"{counts['outside']} of {images} labels are not among the {self.classes} classes of the model"
             )
         if not images:
-            raise VitreousError("no images were scored, so there is no result: the data is empty")
+            raise VitreousError("no images were scored: the data is empty")
         average_precisions = self._average_precisions() if self.multi_label else [None] * self.classes
         columns = (self.truths.tolist(), self.rights.tolist(), self.answers.tolist(), average_precisions)
         per_class = tuple(_class_score(index, *row) for index, row in enumerate(zip(*columns, strict=True)))
@@ -192,9 +194,9 @@ class Scores:
         )
 
     def _add_one(self, logits: Tensor, targets: Tensor, invalid: Tensor) -> None:
-        outside = (targets < 0) | (targets >= self.classes)  # reported at the end: asking the device now would wait
+        outside = (targets < 0) | (targets >= self.classes)  # raised in `result`, which synchronises anyway
         targets = targets.clamp(0, self.classes - 1)
-        # As argmax, equals go by their index: so top-1 and top-5 are one count, and the first of equals is the answer.
+        # Ties are resolved by index as in argmax, so that top-1, top-5 and the confusion matrix agree.
         own = logits.gather(1, targets[:, None])
         before = torch.arange(self.classes, device=self.device) < targets[:, None]
         ranks = ((logits > own) | ((logits == own) & before)).sum(1)
@@ -210,7 +212,7 @@ class Scores:
         self._add_confidence(logits.float(), first, valid)
 
     def _add_confidence(self, logits: Tensor, right: Tensor, valid: Tensor) -> None:
-        logits = logits.nan_to_num()  # an infinite logit is certain, and would make softmax NaN
+        logits = logits.nan_to_num()  # softmax of an infinite logit would be NaN
         probabilities = logits.sigmoid() if self.sigmoid else logits.softmax(1)
         confidence = torch.where(valid, probabilities.amax(1), 0.0).double()
         bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
@@ -227,7 +229,7 @@ class Scores:
         self.truths += targets.sum(0)
         self.rights += (answers & targets).sum(0)
         self.answers += answers.sum(0)
-        # NaN has no place in an order. As wrong as can be: what is true comes last, what is false comes first.
+        # NaN cannot be sorted. Rank such an image as wrong as possible: true labels last, false labels first.
         wrong = torch.where(targets, -torch.inf, torch.inf)
         self.logits.append(torch.where(invalid[:, None], wrong, logits))
         self.targets.append(targets)
@@ -240,10 +242,10 @@ class Scores:
         logits, targets = self.gathered()
         if len(logits) != int(self.counts[0]):
             raise VitreousError(
-                f"{len(logits)} scores for {int(self.counts[0])} images: where counts are summed over processes, "
-                "scores must be concatenated too"
+                f"{len(logits)} scores for {int(self.counts[0])} images: if counts are summed over processes, scores"
+                " must be concatenated too"
             )
-        columns = max(1, AT_ONCE // len(logits))
+        columns = max(1, MAX_SORTED // len(logits))
         parts = zip(logits.split(columns, 1), targets.split(columns, 1), strict=True)
         values = torch.cat([average_precision(scores, truths) for scores, truths in parts])
         return [None if math.isnan(value) else value for value in values.tolist()]
@@ -257,9 +259,9 @@ class Scores:
         }
         for name, tensor in (("logits", logits), ("targets", targets), ("losses", losses)):
             if tuple(tensor.shape) != expected[name]:
-                raise VitreousError(f"{name} have the shape {tuple(tensor.shape)}: expected {expected[name]}")
+                raise VitreousError(f"{name} have shape {tuple(tensor.shape)}: expected {expected[name]}")
         if not self.multi_label and (targets.is_floating_point() or targets.dtype == torch.bool):
-            raise VitreousError(f"targets are {targets.dtype}: expected the number of a class for each image")
+            raise VitreousError(f"targets are {targets.dtype}: expected an integer class for each image")
 
     def _zeros(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int64, device=self.device)
@@ -269,17 +271,16 @@ COUNTS = ("images", "invalid", "outside", "first", "fifth")
 
 
 def average_precision(scores: Tensor, targets: Tensor) -> Tensor:
-    """Of each column of (N, K): the precision at every true image's place in the order, averaged; NaN if none is true.
-
-    Images with equal scores share the last place among them, for no order between them is meant.
+    """Return the average precision of each column of (N, K): the mean precision at the rank of every true image. NaN
+    if no image is true. Images with equal scores share the last rank among them.
     """
     ordered, order = scores.T.sort(dim=1, descending=True)
     true = targets.T.gather(1, order)
-    places = torch.arange(1, len(scores) + 1, device=scores.device)
+    ranks = torch.arange(1, len(scores) + 1, device=scores.device)
     last = torch.ones_like(true)
     last[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
-    # Backwards, the least place so far that ends a group of equals is the end of one's own.
-    ends = torch.where(last, places, len(scores)).flip(1).cummin(1).values.flip(1)
+    # The rank at the end of each image's group of ties.
+    ends = torch.where(last, ranks, len(scores)).flip(1).cummin(1).values.flip(1)
     precision = true.cumsum(1).gather(1, ends - 1).double() / ends
     return (precision * true).sum(1) / true.sum(1)
 

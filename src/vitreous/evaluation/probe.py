@@ -1,8 +1,8 @@
-"""A linear classifier on features, trained with many learning rates and decays at once.
+"""Linear probe: logistic regression on features, for many learning rates and weight decays at once.
 
-Every pair of a rate and a decay is a head; all heads are columns of one matrix, so that a batch of features is
-multiplied once for all of them. The objective is that of logistic regression: mean cross-entropy plus decay / 2 times
-the squares of the weights (not of the biases); with scikit-learn's C and N images, decay = 1 / (C N).
+Each pair of a learning rate and a weight decay is a head. All heads are columns of one matrix, so that one matmul per
+batch serves all of them. The objective is mean cross-entropy plus decay / 2 times the squared weights (not the
+biases); in terms of scikit-learn's C and N images, decay = 1 / (C N).
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from vitreous.errors import VitreousError
 
 RATES = (0.003, 0.01, 0.03)
 DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6)
-BATCH, LEAST_STEPS, LEAST_EPOCHS = 512, 1000, 10
-MOST_LOGITS = 2**24  # of a batch and all heads
+BATCH, MIN_STEPS, MIN_EPOCHS = 512, 1000, 10
+MAX_LOGITS = 2**24  # per batch, over all heads
 BETAS, EPS = (0.9, 0.999), 1e-8
 
 
 @dataclass(frozen=True)
-class Head:
+class ProbeHead:
+    """Hyperparameters of one head."""
+
     rate: float
     decay: float
 
 
-HEADS = tuple(Head(rate, decay) for rate, decay in product(RATES, DECAYS))
+HEADS = tuple(ProbeHead(rate, decay) for rate, decay in product(RATES, DECAYS))
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Classifiers of standardised features, one for each head."""
+class LinearProbe:
+    """Linear classifiers on standardised features, one per head."""
 
     mean: Tensor
     std: Tensor
@@ -43,15 +45,15 @@ class Linear:
     biases: Tensor  # (heads, classes)
 
     def logits(self, features: Tensor) -> Tensor:
-        """(N, heads, classes)."""
+        """Return logits (N, heads, classes)."""
         x = (features - self.mean) / self.std
         logits: Tensor = (x @ self.weights.flatten(1)).unflatten(1, self.biases.shape) + self.biases
         return logits
 
     def scores(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Accuracy and mean loss of each head, (heads,) each."""
+        """Return accuracy and mean loss of each head, (heads,) each."""
         right, loss = torch.zeros(2, len(self.biases), dtype=torch.float64, device=features.device)
-        rows = max(1, MOST_LOGITS // self.biases.numel())
+        rows = max(1, MAX_LOGITS // self.biases.numel())
         for x, y in zip(features.split(rows), labels.split(rows), strict=True):
             logits = self.logits(x)
             right += (logits.argmax(2) == y[:, None]).double().sum(0)
@@ -61,22 +63,22 @@ class Linear:
 
 
 @torch.no_grad()
-def fit(features: Tensor, labels: Tensor, heads: Sequence[Head], classes: int, seed: int = 0) -> Linear:
-    """Train all heads on the same batches: Adam, from zero, rates that fall to zero along a cosine."""
+def fit_heads(features: Tensor, labels: Tensor, heads: Sequence[ProbeHead], classes: int, seed: int = 0) -> LinearProbe:
+    """Train all heads on the same batches with Adam, from zero, with a cosine schedule to zero."""
     device, (images, width) = features.device, features.shape
     mean, std = features.mean(0), features.std(0, correction=0) + 1e-5
     x = (features - mean) / std
     rates = torch.tensor([head.rate for head in heads], device=device).repeat_interleave(classes)
     decays = torch.tensor([head.decay for head in heads], device=device).repeat_interleave(classes)
     columns = len(heads) * classes
-    weights = torch.zeros(width + 1, columns, device=device)  # the last row is the biases
+    weights = torch.zeros(width + 1, columns, device=device)  # the last row contains the biases
     first, second = torch.zeros_like(weights), torch.zeros_like(weights)
-    batch = min(BATCH, max(64, images // 4), max(64, MOST_LOGITS // columns))
-    steps = max(LEAST_STEPS, math.ceil(LEAST_EPOCHS * images / batch))
+    batch = min(BATCH, max(64, images // 4), max(64, MAX_LOGITS // columns))
+    steps = max(MIN_STEPS, math.ceil(MIN_EPOCHS * images / batch))
     gradient = torch.empty_like(weights)
-    order = _order(images, batch, steps, seed)
+    batches = _batch_indices(images, batch, steps, seed)
     for step in range(steps):
-        chosen = next(order).to(device)
+        chosen = next(batches).to(device)
         rows, truths = x[chosen], labels[chosen]
         slopes = torch.addmm(weights[-1], rows, weights[:-1]).view(len(rows), len(heads), classes).softmax(2)
         slopes[torch.arange(len(rows), device=device), :, truths] -= 1
@@ -86,7 +88,7 @@ def fit(features: Tensor, labels: Tensor, heads: Sequence[Head], classes: int, s
         torch.sum(slopes, 0, out=gradient[-1])
         _adam(weights, gradient, first, second, rates * (0.5 + 0.5 * math.cos(math.pi * step / steps)), step + 1)
     shape = (len(heads), classes)
-    return Linear(mean, std, weights[:-1].unflatten(1, shape).clone(), weights[-1].view(shape).clone())
+    return LinearProbe(mean, std, weights[:-1].unflatten(1, shape).clone(), weights[-1].view(shape).clone())
 
 
 def _adam(weights: Tensor, gradient: Tensor, first: Tensor, second: Tensor, rates: Tensor, step: int) -> None:
@@ -96,24 +98,24 @@ def _adam(weights: Tensor, gradient: Tensor, first: Tensor, second: Tensor, rate
     weights.sub_(first / spread * (rates / (1 - BETAS[0] ** step)))
 
 
-def _order(images: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
-    """Numbers of images, batch by batch, epoch after epoch in another order; batches straddle epochs."""
+def _batch_indices(images: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
+    """Yield image indices of each batch: one random permutation after the other; batches may straddle epochs."""
     generator = torch.Generator().manual_seed(seed)
-    waiting = torch.empty(0, dtype=torch.int64)
+    remaining = torch.empty(0, dtype=torch.int64)
     for _ in range(steps):
-        while len(waiting) < batch:
-            waiting = torch.cat((waiting, torch.randperm(images, generator=generator)))
-        yield waiting[:batch]
-        waiting = waiting[batch:]
+        while len(remaining) < batch:
+            remaining = torch.cat((remaining, torch.randperm(images, generator=generator)))
+        yield remaining[:batch]
+        remaining = remaining[batch:]
 
 
-def choose(features: Tensor, labels: Tensor, learn: Tensor, judge: Tensor, classes: int, seed: int = 0) -> Head:
-    """The head with the smallest loss on the rows `judge` after learning from the rows `learn`.
+def choose_head(features: Tensor, labels: Tensor, fit: Tensor, dev: Tensor, classes: int, seed: int = 0) -> ProbeHead:
+    """Return the head with the smallest loss on the rows `dev` after training on the rows `fit`.
 
-    Not the one with the most right answers: of a few hundred images that is mostly chance.
+    The accuracy on a few hundred images would be too noisy for the selection.
     """
-    if not len(judge):
-        raise VitreousError("no training images to choose a probe by: there are too few of each class")
-    found = fit(features[learn], labels[learn], HEADS, classes, seed)
-    _, loss = found.scores(features[judge], labels[judge])
+    if not len(dev):
+        raise VitreousError("no development images to select the probe with: there are too few images per class")
+    probes = fit_heads(features[fit], labels[fit], HEADS, classes, seed)
+    _, loss = probes.scores(features[dev], labels[dev])
     return HEADS[int(loss.argmin())]

@@ -1,4 +1,4 @@
-"""Truth with any number of right answers for an image: ImageNet ReaL's."""
+"""ImageNet ReaL labels: any number of correct classes per image."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.data.dataset import Source
 from vitreous.errors import VitreousError
-from vitreous.evaluation.matching import imagenet_places
+from vitreous.evaluation.matching import imagenet_indices
 from vitreous.utils.regular_files import read_text
 
 NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
@@ -18,7 +18,7 @@ NAME = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 
 @dataclass(frozen=True)
 class RealResult:
-    """An answer is right if it is one of the image's labels; images without any are left out."""
+    """Accuracy where any label of the image is correct. Images without labels are left out."""
 
     images: int
     right: int
@@ -30,7 +30,7 @@ class RealResult:
 
 
 class RealScores:
-    """Adds up answers as `Scores` does. `sets`: for each image of the source its labels, filled up with -1."""
+    """Accumulates batches as `Scores` does. `sets`: the labels of each image of the source, padded with -1."""
 
     def __init__(self, sets: Tensor, device: torch.device | str = "cpu"):
         self.sets = sets.to(device)
@@ -47,48 +47,48 @@ class RealScores:
     def result(self) -> RealResult:
         images, right, left_out = self.counts.tolist()
         if not images:
-            raise VitreousError("none of the images has a label in this truth")
+            raise VitreousError("none of the images has a ReaL label")
         return RealResult(images, right, left_out)
 
 
-def read_real(path: Path, source: Source, labels: tuple[str, ...] | None, classes: int) -> Tensor:
-    """The labels of each image, (N, most) with -1 for none, in the model's classes.
+def read_real_labels(path: Path, source: Source, labels: tuple[str, ...] | None, classes: int) -> Tensor:
+    """Read the labels of each image as classes of the model, (N, longest list), padded with -1.
 
-    The file is a list with a list of ImageNet-1k's class numbers for each validation image. Which entry is an image's
-    is told by the number in its name: ILSVRC2012_val_00000001 is the first.
+    The file is a JSON list with a list of ImageNet-1k class indices per validation image. The number in an image's file
+    name selects its entry: ILSVRC2012_val_00000001 is the first.
     """
-    entries = _entries(path)
-    places = imagenet_places(labels, classes)
-    sets = [[places[label] for label in entries[number]] for number in _numbers(path, source, len(entries))]
-    most = max(1, max(map(len, sets), default=1))
-    return torch.tensor([row + [-1] * (most - len(row)) for row in sets])
+    entries = _read_entries(path)
+    indices = imagenet_indices(labels, classes)
+    sets = [[indices[label] for label in entries[number]] for number in _entry_numbers(path, source, len(entries))]
+    longest = max(1, max(map(len, sets), default=1))
+    return torch.tensor([row + [-1] * (longest - len(row)) for row in sets])
 
 
-def _entries(path: Path) -> list[list[int]]:
+def _read_entries(path: Path) -> list[list[int]]:
     try:
         entries = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise VitreousError(f"{path}: this truth cannot be read ({error})") from error
-    fits = isinstance(entries, list) and all(
+        raise VitreousError(f"{path}: these labels cannot be read ({error})") from error
+    valid = isinstance(entries, list) and all(
         isinstance(row, list) and all(type(label) is int and 0 <= label < 1000 for label in row) for row in entries
     )
-    if not fits:
-        raise VitreousError(f"{path}: expected a list with a list of class numbers (0 to 999) for each image")
+    if not valid:
+        raise VitreousError(f"{path}: expected a list with a list of class indices (0 to 999) for each image")
     return entries  # type: ignore[no-any-return]
 
 
-def _numbers(path: Path, source: Source, entries: int) -> list[int]:
+def _entry_numbers(path: Path, source: Source, entries: int) -> list[int]:
     numbers = []
     for index in range(len(source)):
         name = source.name(index)
-        found = NAME.search(name)
-        if found is None:
+        match = NAME.search(name)
+        if match is None:
             raise VitreousError(
-                f"{name}: its name does not tell which entry of {path.name} is its own; expected a number as in"
+                f"{name}: the file name does not identify its entry of {path.name}; expected a number as in"
                 " ILSVRC2012_val_00000001.JPEG"
             )
-        number = int(found[1]) - 1
+        number = int(match[1]) - 1
         if not 0 <= number < entries:
-            raise VitreousError(f"{name}: {path.name} has {entries:,} entries, and none for this number")
+            raise VitreousError(f"{name}: {path.name} has {entries:,} entries, none for this number")
         numbers.append(number)
     return numbers

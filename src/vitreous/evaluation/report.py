@@ -1,4 +1,4 @@
-"""Everything that `vitreous evaluate` finds out about a model on a data set."""
+"""`run_evaluation`: everything that `vitreous evaluate` measures of a model on a data set."""
 
 from __future__ import annotations
 
@@ -10,61 +10,56 @@ from typing import Any
 from vitreous.data.dataset import DataSet
 from vitreous.data.digests import image_digests
 from vitreous.errors import VitreousError
-from vitreous.evaluation.cache import Cache
+from vitreous.evaluation.cache import FeatureCache
 from vitreous.evaluation.evaluate import Evaluation, check_head, evaluate
-from vitreous.evaluation.matching import Match, match, read_match
-from vitreous.evaluation.measures import Measure, Method, Settings, check
-from vitreous.evaluation.real_labels import read_real
-from vitreous.evaluation.subject import (
-    Bar,
-    Loading,
-    Subject,
-    images_to_measure,
-    learn_and_measure,
-    no_bar,
-    warnings_for,
-)
+from vitreous.evaluation.evaluated_model import EvaluatedModel
+from vitreous.evaluation.evaluation_images import seen_warnings, select_evaluation_images, train_and_test_images
+from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.evaluation.matching import ClassMapping, match_classes, read_class_map
+from vitreous.evaluation.measures import Measure, MeasureSettings, Method, check_measures
+from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
+from vitreous.evaluation.real_labels import read_real_labels
 from vitreous.preprocessing import Preprocessing
 from vitreous.weights.model_info import labels_of
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of a model."""
+class EvaluationRequest:
+    """What to evaluate."""
 
     split: str | None = None  # None: test, else val, else all images that the model has not seen in training
-    sizes: tuple[int, ...] = ()  # none: the model's own
-    methods: tuple[Method, ...] = ()  # that measure its features
-    settings: Settings = field(default_factory=Settings)
-    real: Path | None = None  # ImageNet ReaL's labels
-    classes: Path | None = None  # which of the model's classes each of the data's is
+    sizes: tuple[int, ...] = ()  # image sizes; empty: the model's own
+    methods: tuple[Method, ...] = ()  # feature measures
+    settings: MeasureSettings = field(default_factory=MeasureSettings)
+    real: Path | None = None  # ImageNet ReaL labels
+    classes: Path | None = None  # file that maps the data's classes to the model's
 
 
 @dataclass
-class Report:
-    """What was found, size by size."""
+class EvaluationReport:
+    """The results, one per image size."""
 
     split: str
     images: int
-    subject: Subject
+    evaluated: EvaluatedModel
     classes: tuple[str, ...]  # of the data
-    labels: tuple[str, ...] | None  # of the model
-    shown: list[Preprocessing]
-    matched: Match | None  # None: the head was not scored, because of this:
-    why_not: str = ""
-    left_out: str = ""  # images that were left out because the model has seen them in training
-    warnings: tuple[str, ...] = ()  # images that it has seen in training, and that are measured on all the same
-    learnt: str = ""  # what features were learnt from and measured on
-    unreadable: list[str] = field(default_factory=list)  # images that features could not be made of
+    labels: tuple[str, ...] | None  # class names of the model
+    preprocessing: list[Preprocessing]  # one per image size
+    mapping: ClassMapping | None  # None: predictions are not scored, see `not_scored`
+    not_scored: str = ""  # why predictions are not scored
+    left_out: str = ""  # images that are left out because the model has seen them in training
+    warnings: tuple[str, ...] = ()  # about evaluated images that the model has seen in training
+    feature_images: str = ""  # images that the feature measures were trained and tested on
+    unreadable: list[str] = field(default_factory=list)  # errors of images without features
     scores: list[Evaluation] = field(default_factory=list)
     measures: list[list[Measure]] = field(default_factory=list)
 
     def label(self, index: int) -> str:
         return f"class {index}" if self.labels is None else self.labels[index]
 
-    def confusions(self, one: Evaluation) -> list[dict[str, Any]]:
-        """Every pair of a truth and another answer that occurs, the most frequent first."""
-        table = one.result.confusion or ()
+    def confusions(self, evaluation: Evaluation) -> list[dict[str, Any]]:
+        """Return all pairs of a true and a wrongly predicted class that occur, the most frequent first."""
+        table = evaluation.result.confusion or ()
         pairs = [(count, i, j) for i, row in enumerate(table) for j, count in enumerate(row) if count and i != j]
         return [
             {"truth": self.label(i), "answer": self.label(j), "images": count}
@@ -72,96 +67,118 @@ class Report:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        sizes = [list(one.size) for one in self.shown if isinstance(one.size, tuple)]
-        taken = [[measure.to_json() for measure in row] for row in self.measures]
+        sizes = [list(one.size) for one in self.preprocessing if isinstance(one.size, tuple)]
+        measures = [[measure.to_json() for measure in row] for row in self.measures]
         return {
             "split": self.split,
             "images": self.images,
             "left_out": self.left_out or None,
             "warnings": list(self.warnings),
             "model": {
-                "name": self.subject.name,
-                "content_hash": self.subject.digest,
-                "selection": self.subject.selection,
+                "name": self.evaluated.name,
+                "content_hash": self.evaluated.digest,
+                "selection": self.evaluated.selection,
             },
-            "preprocessing": [one.to_json() for one in self.shown],
-            "classes": None if self.matched is None else self.matched.rule,
-            "not_scored": self.why_not or None,
+            "preprocessing": [one.to_json() for one in self.preprocessing],
+            "classes": None if self.mapping is None else self.mapping.rule,
+            "not_scored": self.not_scored or None,
             "scores": [self._scores_json(one) for one in self.scores],
-            "features": [{"size": s, "measures": row} for s, row in zip(sizes, taken, strict=False)],
-            "learnt": self.learnt or None,
+            "features": [{"size": s, "measures": row} for s, row in zip(sizes, measures, strict=False)],
+            "learnt": self.feature_images or None,
             "features_unreadable": self.unreadable,
         }
 
-    def _scores_json(self, one: Evaluation) -> dict[str, Any]:
-        held = one.result.to_json()
-        names = {} if self.matched is None else dict(zip(self.matched.places, self.classes, strict=True))
-        held["per_class"] = [
+    def _scores_json(self, evaluation: Evaluation) -> dict[str, Any]:
+        result = evaluation.result.to_json()
+        names = {} if self.mapping is None else dict(zip(self.mapping.indices, self.classes, strict=True))
+        result["per_class"] = [
             {"data_class": names[score["index"]], "model_class": self.label(score["index"]), **score}
-            for score in held["per_class"]
+            for score in result["per_class"]
             if score["index"] in names
         ]
-        held["confusion"] = self.confusions(one)
-        real = one.real and {"top1": one.real.top1, "images": one.real.images, "left_out": one.real.left_out}
-        speed = {"seconds": one.seconds, "images_per_second": one.images_per_second}
-        return {"size": list(one.size), **held, "real": real, **speed, "unreadable": list(one.unreadable.values())}
+        result["confusion"] = self.confusions(evaluation)
+        real = evaluation.real
+        return {
+            "size": list(evaluation.size),
+            **result,
+            "real": real and {"top1": real.top1, "images": real.images, "left_out": real.left_out},
+            "seconds": evaluation.seconds,
+            "images_per_second": evaluation.images_per_second,
+            "unreadable": list(evaluation.unreadable.values()),
+        }
 
 
-def report(
-    subject: Subject, data: DataSet, question: Question, loading: Loading, cache: Cache, bar: Bar = no_bar
-) -> Report:
-    """Score the head and measure the features. Where features are asked for, a head that cannot be scored is told."""
-    measured = images_to_measure(data, subject, question.split, bar)
-    images = measured.images
-    shown = [subject.shown(size) for size in question.sizes or (None,)]
-    labels, classes = labels_of(subject.model), subject.model.config.num_classes
-    found = Report(measured.split, len(images), subject, data.classes, labels, shown, None)
-    found.left_out, found.warnings = measured.left_out, measured.warnings
+def run_evaluation(
+    evaluated: EvaluatedModel,
+    data: DataSet,
+    request: EvaluationRequest,
+    options: InferenceOptions,
+    cache: FeatureCache,
+    bar: ProgressBar = no_progress_bar,
+) -> EvaluationReport:
+    """Score the predictions and measure the features of a model.
+
+    If features are measured, a head that cannot be scored is reported instead of raising an error.
+    """
+    selected = select_evaluation_images(data, evaluated, request.split, bar)
+    images = selected.images
+    preprocessing = [evaluated.preprocessing(size) for size in request.sizes or (None,)]
+    labels, classes = labels_of(evaluated.model), evaluated.model.config.num_classes
+    report = EvaluationReport(selected.split, len(images), evaluated, data.classes, labels, preprocessing, None)
+    report.left_out, report.warnings = selected.left_out, selected.warnings
     try:
-        check_head(subject)
-        found.matched = _match(question, data.classes, labels, classes)
+        check_head(evaluated)
+        report.mapping = _map_classes(request, data.classes, labels, classes)
     except VitreousError as error:
-        if not question.methods or question.classes is not None:
+        if not request.methods or request.classes is not None:
             raise
-        found.why_not = str(error)
-    truth = None
-    if question.real is not None and found.matched is None:
-        raise VitreousError(
-            f"{question.real}: labels to score answers by, and there are none to score: {found.why_not}"
-        )
-    if question.real is not None:
-        truth = read_real(question.real, images, labels, classes)
-    if question.methods:
-        _measure(found, data, question, loading, cache, bar)
-    for one in shown if found.matched is not None else ():
-        assert found.matched is not None
-        with bar(f"{subject.name} at {pixels(one)}", len(images)) as tick:
-            found.scores.append(evaluate(subject, images, found.matched, one, loading, truth, tick))
-    return found
+        report.not_scored = str(error)
+    real = None
+    if request.real is not None and report.mapping is None:
+        raise VitreousError(f"{request.real}: labels can only be used if predictions are scored: {report.not_scored}")
+    if request.real is not None:
+        real = read_real_labels(request.real, images, labels, classes)
+    if request.methods:
+        _measure(report, data, request, options, cache, bar)
+    for one in preprocessing if report.mapping is not None else ():
+        assert report.mapping is not None
+        with bar(f"{evaluated.name} at {format_size(one)}", len(images)) as tick:
+            report.scores.append(evaluate(evaluated, images, report.mapping, one, options, real, tick))
+    return report
 
 
-def _match(question: Question, data: Sequence[str], labels: tuple[str, ...] | None, classes: int) -> Match:
-    if question.classes is None:
-        return match(data, labels, classes)
-    return read_match(question.classes, data, labels, classes)
+def _map_classes(
+    request: EvaluationRequest, data: Sequence[str], labels: tuple[str, ...] | None, classes: int
+) -> ClassMapping:
+    if request.classes is None:
+        return match_classes(data, labels, classes)
+    return read_class_map(request.classes, data, labels, classes)
 
 
-def _measure(found: Report, data: DataSet, question: Question, loading: Loading, cache: Cache, bar: Bar) -> None:
-    parts = learn_and_measure(data, question.split)
-    seen = image_digests(parts.test) if found.subject.seen is not None else None
-    told = (f"features: {text}" for text in warnings_for(found.subject, seen))
-    found.warnings = (*found.warnings, *told)
-    check(question.methods, parts.train.labels, parts.test.labels, parts.classes, question.settings, parts.name)
-    for one in found.shown:
-        with bar(f"features at {pixels(one)}", len(parts.train) + len(parts.test)) as tick:
-            settings, methods = question.settings, question.methods
-            taken = cache.measures(found.subject, parts, methods, settings, one, loading, tick)
-        found.measures.append(list(taken.measures))
-        found.learnt = taken.told(parts)
-        found.unreadable = list(dict.fromkeys((*taken.train_unreadable, *taken.test_unreadable)))
+def _measure(
+    report: EvaluationReport,
+    data: DataSet,
+    request: EvaluationRequest,
+    options: InferenceOptions,
+    cache: FeatureCache,
+    bar: ProgressBar,
+) -> None:
+    """Add the feature measures to the report."""
+    images, methods, settings = train_and_test_images(data, request.split), request.methods, request.settings
+    digests = image_digests(images.test) if report.evaluated.seen is not None else None
+    warnings = (f"features: {text}" for text in seen_warnings(report.evaluated, digests))
+    report.warnings = (*report.warnings, *warnings)
+    check_measures(methods, images.train.labels, images.test.labels, images.classes, settings, images.name)
+    for one in report.preprocessing:
+        with bar(f"features at {format_size(one)}", len(images.train) + len(images.test)) as tick:
+            results = cache.measures(report.evaluated, images, methods, settings, one, options, tick)
+        report.measures.append(list(results.measures))
+        report.feature_images = results.describe_images(images)
+        report.unreadable = list(dict.fromkeys((*results.train_unreadable, *results.test_unreadable)))
 
 
-def pixels(shown: Preprocessing) -> str:
-    assert isinstance(shown.size, tuple)
-    height, width = shown.size
+def format_size(preprocessing: Preprocessing) -> str:
+    """Return the image size as text: "224", or "224 x 320"."""
+    assert isinstance(preprocessing.size, tuple)
+    height, width = preprocessing.size
     return str(height) if height == width else f"{height} x {width}"

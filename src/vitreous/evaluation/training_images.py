@@ -1,4 +1,4 @@
-"""The images that a model has seen in training, so that nobody takes them for new ones."""
+"""The images that a model has seen in training, read from its run directory."""
 
 import os
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ SPLITS = ("train", "val", "test", "earlier")
 
 @dataclass(frozen=True)
 class SeenImages:
-    """The images that a model has seen, by digest: those of a run directory."""
+    """Digests of the images of a training run, by use."""
 
-    train: Tensor  # the run was trained with these
-    val: Tensor  # its weights were selected with these
-    test: Tensor  # it was measured on these, once
-    earlier: Tensor  # the runs whose weights it began with were trained with these
+    train: Tensor  # trained on
+    val: Tensor  # used to select the weights
+    test: Tensor  # tested on, once
+    earlier: Tensor  # trained on in the runs that the initial weights come from
 
     @classmethod
     def of(cls, splits: Mapping[str, Tensor]) -> "SeenImages":
@@ -39,72 +39,72 @@ class SeenImages:
 
     @classmethod
     def read(cls, folder: Path) -> "SeenImages | None":
-        """Of a run directory, or None for a folder that has none."""
+        """Read the digests of a run directory. Return None if it has none."""
         path = folder / FILE
         if not path.is_file():
             return None
         try:
-            held = SafetensorsFile(path)
-            return cls(*(held[name].clone() for name in SPLITS))
+            file = SafetensorsFile(path)
+            return cls(*(file[name].clone() for name in SPLITS))
         except (VitreousError, KeyError, OSError) as error:
-            raise VitreousError(f"{path}: cannot be read ({error}); remove it to go on without") from error
+            raise VitreousError(f"{path}: cannot be read ({error}); remove it to continue without it") from error
 
-    def trained(self, images: Tensor) -> Tensor:
-        """Which of these the weights were trained with, (N,) bool."""
-        return _among(images, torch.cat([self.train, self.earlier]))
+    def trained(self, digests: Tensor) -> Tensor:
+        """Return which images the weights were trained on, (N,) bool."""
+        return _is_among(digests, torch.cat([self.train, self.earlier]))
 
-    def selected(self, images: Tensor) -> Tensor:
-        """Which of these the weights were selected with."""
-        return _among(images, self.val)
-
-
-def _among(images: Tensor, known: Tensor) -> Tensor:
-    return torch.isin(images, known) & (images != UNREADABLE)
+    def selected(self, digests: Tensor) -> Tensor:
+        """Return which images were used to select the weights, (N,) bool."""
+        return _is_among(digests, self.val)
 
 
-def run_of(model: str | os.PathLike[str]) -> Path | None:
-    """The run directory of a model: `model` is that directory, or its best or last weights. None: it has none."""
+def _is_among(digests: Tensor, known: Tensor) -> Tensor:
+    return torch.isin(digests, known) & (digests != UNREADABLE)
+
+
+def run_directory_of(model: str | os.PathLike[str]) -> Path | None:
+    """Return the run directory of a model: the path itself, or the folder of its best or last weights. None: no run."""
     path = Path(os.fsdecode(model)).expanduser()
     folder = path.parent if path.name in ("best.safetensors", "last.safetensors") else path
     return folder if (folder / "config.json").is_file() and (folder / "best.safetensors").is_file() else None
 
 
-def seen_by(model: str | os.PathLike[str]) -> SeenImages | None:
-    """The images that a model has seen, where its run directory tells. None: nothing is known of its training.
+def training_images_of(model: str | os.PathLike[str]) -> SeenImages | None:
+    """Return the images that a model has seen, from its run directory. None: unknown.
 
-    The weights of the last step were selected by no validation images, unless these decided which step is the last.
+    The validation images do not select the weights of the last step, unless they decided when training stopped.
     """
-    folder = run_of(model)
+    folder = run_directory_of(model)
     seen = None if folder is None else SeenImages.read(folder)
     if folder is None or seen is None or Path(os.fsdecode(model)).name != "last.safetensors":
         return seen
-    stopped_early = _config(folder).get("patience") is not None
+    stopped_early = _read_config(folder).get("patience") is not None
     return seen if stopped_early else replace(seen, val=seen.val[:0])
 
 
-def split_of(model: str | os.PathLike[str]) -> dict[str, Any]:
-    """How the run of a model split its data: fields of `Reading`. Nothing where it has no run."""
-    folder = run_of(model)
-    if folder is None or not (folder / FILE).is_file():  # not a run of ours, or one that split in another way
+def run_split_options(model: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return how the run of a model split its data, as fields of `Reading`. Empty without a run."""
+    folder = run_directory_of(model)
+    if folder is None or not (folder / FILE).is_file():  # no run, or one of an older version that split differently
         return {}
     names = ("val_fraction", "test_fraction", "split_seed")
-    return {name: value for name, value in _config(folder).items() if name in names and value is not None}
+    return {name: value for name, value in _read_config(folder).items() if name in names and value is not None}
 
 
-def selection_of(model: str | os.PathLike[str]) -> str:
-    """How the weights of a model were selected, in words, as far as that is known."""
-    folder = run_of(model)
+def describe_selection(model: str | os.PathLike[str]) -> str:
+    """Return how the weights of a model were selected, as text, as far as it is known."""
+    folder = run_directory_of(model)
     if folder is None:
-        return "as they are in the file, which does not say how they were selected"
+        return "selection unknown: the file does not say how its weights were selected"
     result = folder / "result.json"
     if not result.is_file():
-        return "of a run that has not ended"
+        return "of a run that has not finished"
     name = "last.safetensors" if Path(os.fsdecode(model)).name == "last.safetensors" else "best.safetensors"
-    told = read_json(result).get("selection")
-    found = [text for text in told if isinstance(text, str) and text.startswith(name)] if isinstance(told, list) else []
-    return found[0] if found else f"{name} of a run that does not say how they were selected"
+    texts = read_json(result).get("selection")
+    own = [text for text in texts if isinstance(text, str) and text.startswith(name)] if isinstance(texts, list) else []
+    return own[0] if own else f"{name} of a run that does not say how they were selected"
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     config = read_json(folder / "config.json").get("config")
     return config if isinstance(config, dict) else {}

@@ -1,1 +1,1 @@
-"""Models and papers held against each other."""
+"""Comparisons of models over groups of data sets."""

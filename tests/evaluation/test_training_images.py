@@ -1,4 +1,4 @@
-"""A model is not scored on the images that it was trained with, wherever they lie, unless somebody asks for it."""
+"""Training images of a model are recognised by content: left out of an evaluation by default, otherwise a warning."""
 
 import json
 import shutil
@@ -12,8 +12,8 @@ from vitreous.cli import main
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`photos`, of no splits, and `run`, which was trained on them."""
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `photos` without splits, and `run`, trained on it."""
     root = tmp_path_factory.mktemp("seen")
     photos = draw_folder(root / "photos", images=40)
     train(photos, config(root / "run", duration="3 steps", evaluate_every="1 steps"), quiet=True)
@@ -27,32 +27,32 @@ def evaluated(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object)
     return json.loads((out / "evaluation.json").read_text()), " ".join(capsys.readouterr().err.split())
 
 
-def test_the_images_of_the_run_are_left_out(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, err = evaluated(capsys, tmp_path, place / "photos", "--model", place / "run")
+def test_images_of_the_run_are_left_out(workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, err = evaluated(capsys, tmp_path, workspace / "photos", "--model", workspace / "run")
     assert (found["split"], found["images"], found["warnings"]) == ("unseen", 18, [])
-    assert found["left_out"] == (
-        "84 images that it was trained with and 18 images that its weights were selected with, left out"
-    )
+    assert found["left_out"] == ("84 training images and 18 validation images of the model's run are left out")
     assert "WARNING" not in err
     (scores,) = found["scores"]  # type: ignore[misc]
-    reached = json.loads((place / "run" / "result.json").read_text())["result"]
-    assert scores["top1"] == reached["top1"]
-    assert scores["interval"] == reached["interval"]
+    result = json.loads((workspace / "run" / "result.json").read_text())["result"]
+    assert scores["top1"] == result["top1"]
+    assert scores["interval"] == result["interval"]
 
 
-def test_also_after_moving_and_renaming(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_moved_and_renamed_images_are_recognised(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for label in ("rot", "blau"):
         (tmp_path / "elsewhere" / label).mkdir(parents=True)
-        for number, path in enumerate(sorted((place / "photos" / label).iterdir(), reverse=True)):
+        for number, path in enumerate(sorted((workspace / "photos" / label).iterdir(), reverse=True)):
             shutil.copy(path, tmp_path / "elsewhere" / label / f"renamed-{number}.jpg")
-    found, _ = evaluated(capsys, tmp_path / "out", tmp_path / "elsewhere", "--model", place / "run")
+    found, _ = evaluated(capsys, tmp_path / "out", tmp_path / "elsewhere", "--model", workspace / "run")
     assert found["split"] == "unseen"
     assert found["images"] == 80 - 56 - 12
 
 
-def test_new_images_are_all_scored(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_images_are_not_left_out(workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = draw_folder(tmp_path / "other", images=3, side=33)
-    found, err = evaluated(capsys, tmp_path / "out", other, "--model", place / "run")
+    found, err = evaluated(capsys, tmp_path / "out", other, "--model", workspace / "run")
     assert (found["split"], found["images"], found["left_out"], found["warnings"]) == ("all", 9, None, [])
     assert "WARNING" not in err
 
@@ -60,38 +60,40 @@ def test_new_images_are_all_scored(place: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("split", "images", "words"),
     [
-        ("train", 84, "84 of the 84 images that are measured on are TRAINING IMAGES"),
-        ("val", 18, "18 of the 18 images that are measured on selected these weights"),
+        ("train", 84, "84 of the 84 evaluated images are TRAINING IMAGES"),
+        ("val", 18, "18 of the 18 evaluated images were used to select these weights"),
         ("test", 18, ""),
-        ("all", 120, "84 of the 120 images that are measured on are TRAINING IMAGES"),
+        ("all", 120, "84 of the 120 evaluated images are TRAINING IMAGES"),
     ],
 )
-def test_what_is_asked_for_is_scored_with_a_warning(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, images: int, words: str
+def test_a_requested_split_is_scored_with_a_warning(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, images: int, words: str
 ) -> None:
-    found, err = evaluated(capsys, tmp_path, place / "photos", "--model", place / "run", "--split", split)
+    found, err = evaluated(capsys, tmp_path, workspace / "photos", "--model", workspace / "run", "--split", split)
     assert (found["split"], found["images"]) == (split, images)
     assert (f"WARNING: {words}" in err) if words else ("WARNING" not in err)
 
 
-def test_a_split_of_its_own_that_holds_training_images(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_stored_split_with_training_images_gives_a_warning(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for split in ("train", "test"):
-        shutil.copytree(place / "photos", tmp_path / "data" / split)
-    found, err = evaluated(capsys, tmp_path / "out", tmp_path / "data", "--model", place / "run")
+        shutil.copytree(workspace / "photos", tmp_path / "data" / split)
+    found, err = evaluated(capsys, tmp_path / "out", tmp_path / "data", "--model", workspace / "run")
     assert (found["split"], found["images"]) == ("test", 120)
-    assert "WARNING: 84 of the 120 images that are measured on are TRAINING IMAGES" in err
+    assert "WARNING: 84 of the 120 evaluated images are TRAINING IMAGES" in err
 
 
-def test_the_last_weights_were_not_selected(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, _ = evaluated(capsys, tmp_path, place / "photos", "--model", place / "run" / "last.safetensors")
-    assert (found["images"], found["left_out"]) == (36, "84 images that it was trained with, left out")
+def test_validation_images_do_not_select_the_last_weights(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, _ = evaluated(capsys, tmp_path, workspace / "photos", "--model", workspace / "run" / "last.safetensors")
+    assert (found["images"], found["left_out"]) == (36, "84 training images of the model's run are left out")
 
 
-def test_one_definition_of_the_splits(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`data`, `evaluate`, `features` and `compare` count as `train` did; a run's own split is used for its model."""
-    photos, run, common = str(place / "photos"), str(place / "run"), ["--device", "cpu", "--workers", "0"]
+def test_all_commands_use_the_same_splits(workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`data`, `features` and `compare` use the splits of `train`."""
+    photos, run, common = str(workspace / "photos"), str(workspace / "run"), ["--device", "cpu", "--workers", "0"]
     main(["data", photos, "--no-sheet", "--json"])
     assert json.loads(capsys.readouterr().out)["counts"] == {"train": 84, "val": 18, "test": 18}
     main(["features", photos, str(tmp_path / "f"), "--model", run, "--split", "test", *common])
@@ -99,7 +101,7 @@ def test_one_definition_of_the_splits(place: Path, tmp_path: Path, capsys: pytes
     measures = ["--with", "knn", "--cache", str(tmp_path / "cache"), *common]
     main(["compare", run, "--data", photos, *measures])
     out, err = capsys.readouterr()
-    assert "102 images to learn from; measured on 18: test split" in out
+    assert "trained on 102 images; tested on 18: test split" in out
     assert "WARNING" not in err
     main(["compare", run, "--data", photos, "--split-seed", "3", *measures])
     assert "TRAINING IMAGES of this model" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""A model to evaluate, with the images of its training run and how its weights were selected."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from vitreous.errors import VitreousError
+from vitreous.evaluation.training_images import SeenImages, describe_selection, training_images_of
+from vitreous.models import zoo
+from vitreous.models.checks import pair
+from vitreous.models.resnet import BiT
+from vitreous.models.vit import VisionTransformer, ViTConfig
+from vitreous.preprocessing import Preprocessing, default_preprocessing
+from vitreous.utils.torch_settings import default_modes
+from vitreous.weights.checkpoint_files import WEIGHT_FILES
+from vitreous.weights.load import load
+from vitreous.weights.model_info import content_hash, preprocessing_of
+
+RANDOM_PREFIX = "random:"
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    name: str
+    model: VisionTransformer | BiT
+    notes: tuple[str, ...] = ()
+    seen: SeenImages | None = None  # the images of its training run, if known
+    selection: str = "random: the model was not trained"  # how its weights were selected
+
+    @cached_property
+    def digest(self) -> str:
+        """The content hash of the weights."""
+        return content_hash(self.model)
+
+    def preprocessing(self, size: int | tuple[int, int] | None = None) -> Preprocessing:
+        """Return the model's preprocessing, for another image size if one is given. Raise an error if the patch size
+        does not divide it."""
+        preprocessing = preprocessing_of(self.model)
+        if size is None:
+            return preprocessing
+        config = self.model.config
+        try:
+            if isinstance(config, ViTConfig):
+                config.grid_at(pair(size))
+            return preprocessing.at(size)
+        except VitreousError as error:
+            raise VitreousError(f"{self.name} at size {size}: {error}") from error
+
+
+def open_model(
+    source: str | os.PathLike[str],
+    device: torch.device | str = "cpu",
+    heads: int | None = None,
+    preprocessing: Preprocessing | str | None = None,
+) -> EvaluatedModel:
+    """Open anything that `load` accepts, or `random:NAME`: a model of the zoo with random weights from a fixed seed."""
+    text = os.fsdecode(source)
+    if not text.startswith(RANDOM_PREFIX):
+        model = load(source, heads=heads, device=device, preprocessing=preprocessing)
+        notes = tuple(model.report.notes) if model.report else ()
+        return EvaluatedModel(display_name(text), model, notes, training_images_of(source), describe_selection(source))
+    with torch.random.fork_rng(devices=[]), default_modes():
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU too
+        model = zoo.create(text.removeprefix(RANDOM_PREFIX)).to(device)
+    model.preprocessing = default_preprocessing(model.config.image_size, model.config.channels)
+    return EvaluatedModel(text, model.eval())
+
+
+def display_name(source: str) -> str:
+    """Return the name of a run directory, or a file name without its suffix."""
+    path = Path(source)
+    if path.name in WEIGHT_FILES and path.parent.name:
+        return path.parent.name
+    return path.name.removesuffix(path.suffix) if path.suffix in (".safetensors", ".npz", ".pth", ".pt") else path.name

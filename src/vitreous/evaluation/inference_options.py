@@ -1,0 +1,73 @@
+"""Device, batch size, workers and precision of an evaluation, and what follows from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitreous.data.dataset import Source, Subset
+from vitreous.data.loading import EvalLoader
+from vitreous.data.scan import ScanResult
+from vitreous.data.transforms import EvalTransform
+from vitreous.errors import VitreousError
+from vitreous.fast.accelerate import Precision, accelerate_if_faster
+from vitreous.models.resnet import BiT
+from vitreous.models.vit import VisionTransformer
+from vitreous.preprocessing import Preprocessing
+from vitreous.utils.limits import MAX_WORKERS, check_count
+
+
+@dataclass(frozen=True)
+class InferenceOptions:
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    batch_size: int = 64
+    workers: int | None = None  # decoding processes; None: chosen from the data and the number of CPU cores
+    precision: Precision = "fp32"
+
+    def __post_init__(self) -> None:
+        check_count("batch_size", self.batch_size)
+        if self.workers is not None:
+            check_count("workers", self.workers, 0, MAX_WORKERS)
+
+    def loader(self, source: Source, preprocessing: Preprocessing, unreadable: dict[int, str]) -> EvalLoader:
+        """Return a loader of every image once. Unreadable images are skipped and added to `unreadable`."""
+        prepare = EvalTransform(preprocessing)
+        return EvalLoader(
+            source, ScanResult({}), prepare, self.batch_size, self._workers(source), self.device, unreadable=unreadable
+        )
+
+    def logits_function(self, model: VisionTransformer | BiT) -> Callable[[Tensor], Tensor]:
+        """Return the fastest function from images to the model's logits in this precision."""
+        if self.precision == "bf16" and self.device.type == "cpu":
+            return self._autocast_function(model.eval())
+        return accelerate_if_faster(model, self.precision)
+
+    def _autocast_function(self, model: VisionTransformer | BiT) -> Callable[[Tensor], Tensor]:
+        def call(images: Tensor) -> Tensor:
+            with self.autocast():
+                logits: Tensor = model(images)
+                return logits
+
+        return call
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Run the plain model in this precision, as for features. The plain model does not support fp8."""
+        if self.precision == "fp8":
+            raise VitreousError("precision = 'fp8': only predictions support fp8; use fp32 or bf16 for features")
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            yield
+
+    def _workers(self, source: Source) -> int:
+        if self.workers is not None:
+            return self.workers
+        few = len(source) <= 2 * self.batch_size
+        while isinstance(source, Subset):
+            source = source.source
+        in_memory = source.array is not None and self.device.type == "cpu"
+        return 0 if few or in_memory else min(16, os.cpu_count() or 1)

@@ -17,7 +17,7 @@ from helpers import tiny_vit
 from runs import TINY_RUN, draw_folder
 from vitreous.cli import main
 from vitreous.serving import prediction
-from vitreous.utils.console import STDERR, STDOUT, OutputClosed, say, standard_streams
+from vitreous.utils.console import STDERR, STDOUT, OutputClosed, print_line, standard_streams
 from vitreous.utils.progress import ProgressReporter
 
 RUN = (*TINY_RUN, "--workers", "0", "--duration", "4steps", "--evaluate-every", "2steps")
@@ -176,21 +176,21 @@ def test_in_python(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_lost_stream_is_dropped_and_a_new_one_is_used() -> None:
     whole = io.StringIO()
     with pipe_without_reader() as broken, redirect_stdout(broken):
-        say("a")
-        say("b")
+        print_line("a")
+        print_line("b")
         ProgressReporter().print("c")
         assert isinstance(STDOUT.failure, BrokenPipeError)
         with redirect_stdout(whole):
-            say("d")
+            print_line("d")
     assert whole.getvalue() == "d\n"
 
 
 def test_a_command_for_its_output_alone_stops() -> None:
     with pipe_without_reader() as broken:
         with redirect_stdout(broken), standard_streams(required=True), pytest.raises(OutputClosed):
-            say("a")
+            print_line("a")
         with redirect_stderr(broken), standard_streams(required=True):
-            say("notes may be lost", STDERR)
+            print_line("notes may be lost", STDERR)
     assert not STDOUT.required
 
 
@@ -207,7 +207,7 @@ def test_a_lost_stream_costs_later_commands_no_descriptor() -> None:
 def test_names_that_the_terminal_cannot_show() -> None:
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with redirect_stdout(narrow):
-        say("grün")
+        print_line("grün")
         ProgressReporter().table([("a", "漢")])
     narrow.flush()
     assert narrow.buffer.getvalue() == b"gr?n\na  ?\n"  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from helpers import tiny_vit
 from runs import TINY_RUN
 from vitreous.benchmark import machine
 from vitreous.cli import main
-from vitreous.utils.console import message, printable
+from vitreous.utils.console import format_message, printable
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="file names of any bytes are Linux's"),
@@ -244,7 +244,7 @@ def test_what_is_replaced() -> None:
 
 
 def test_a_newline_in_a_name_cannot_forge_a_message() -> None:
-    text = message("a\nvitreous: everything is fine\n  detail")
+    text = format_message("a\nvitreous: everything is fine\n  detail")
     assert text == "vitreous: a\n  vitreous: everything is fine\n  detail"
 
 

@@ -19,7 +19,7 @@ from vitreous.data.options import Augmentation
 from vitreous.errors import VitreousError
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import ViTConfig
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.preprocessing import default_preprocessing
 from vitreous.training.defaults import (
     Choice,
@@ -82,7 +82,7 @@ def built(config: TrainConfig, found: Facts) -> Any:
     """The model, without its memory; and what it says to a batch."""
     settings = make_model_config(config, found)
     with torch.device("meta"):
-        model = build(settings)
+        model = build_model(settings)
         answer = model(torch.empty(2, found.channels, *size_of(config)))
     assert answer.shape == (2, found.classes)
     return model

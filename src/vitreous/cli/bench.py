@@ -1,65 +1,65 @@
-"""`vitreous bench`: how fast this machine is with a model."""
+"""`vitreous bench`: the throughput of a model on this machine."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 import tyro
 
-from vitreous.cli.parts import Json, Number, Size, print_json, show_facts, stopping
+from vitreous.cli.options import DeviceName, ImageSize, Switch
+from vitreous.cli.output import interrupt_message, print_facts, print_json
 from vitreous.utils.console import STDERR, console
 
 
 @dataclass(frozen=True)
-class Way:
-    """How it is measured."""
+class MeasurementOptions:
+    """Batch size, precision, device and duration."""
 
-    batch_size: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """images at once; chosen by model and device if not given."""
+    batch_size: int | None = None
+    """Images per batch. Default: depends on the model and the device."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
-    """of the arithmetic; auto: bf16 on a GPU, fp32 on a CPU. fp8 is for inference on a GPU."""
-    device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
-    """"cpu", "cuda", "cuda:1"...; auto: a GPU if there is one."""
+    """Precision of matrix products; auto: bf16 on a GPU, fp32 on a CPU. fp8: for inference on a GPU."""
+    device: DeviceName = "auto"
+    """cpu, cuda, cuda:1 ...; auto: a GPU if there is one."""
     seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 5.0
-    """how long to repeat it."""
+    """Duration of the measurement in seconds."""
 
 
 @dataclass(frozen=True)
-class Images:
-    """Of mode data."""
+class DataModeOptions:
+    """For `--mode data`."""
 
     data: Annotated[str | None, tyro.conf.arg(metavar="DATA", help_behavior_hint="")] = None
-    """images to decode, as in `vitreous data`; without, only augmentation is measured."""
+    """Images to decode, as in `vitreous data`. Default: only augmentation is measured."""
     recipe: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: cifar10)")] = None
-    """whose augmentation and size."""
-    workers: Number = None
-    """processes that decode; one for each core, up to 16, if not given."""
+    """Recipe that provides the augmentation and the image size."""
+    workers: int | None = None
+    """Number of worker processes that decode images. Default: one per CPU core, up to 16."""
 
 
-def bench(
+def bench_command(
     *,
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME|FILE", help_behavior_hint="(default: B/16)")] = None,
-    mode: Literal["train", "infer", "data"] = "infer",
-    size: Size = None,
-    way: Way = Way(),
-    images: Images = Images(),
-    json: Json = False,
+    mode: Annotated[Literal["train", "infer", "data"], tyro.conf.arg(metavar="train|infer|data")] = "infer",
+    size: ImageSize = None,
+    measurement: MeasurementOptions = MeasurementOptions(),
+    data_mode: DataModeOptions = DataModeOptions(),
+    json: Switch = False,
 ) -> None:
-    """Measure how fast this machine is with a model, and how much of what it could do that takes.
+    """Measure the throughput of a model on this machine, and the utilisation of the hardware.
 
     Args:
-        model: a name that `vitreous models` lists, with random weights, or a checkpoint.
-        mode: train: whole steps of training; infer: logits of images; data: images for training, decoded and varied.
-        size: image size in pixels, one number or height and width; the model's (the recipe's) own if not given.
-        way: how it is measured.
-        images: of mode data.
-        json: one JSON object instead of a table, with everything that was measured.
+        model: A name from `vitreous models`, for random weights, or a checkpoint.
+        mode: train: complete training steps. infer: from images to logits. data: decoding and augmentation of training
+            images.
+        size: Image size in pixels: one number, or height and width. Default: the size of the model or recipe.
+        json: Print one JSON object with all measurements instead of a table.
     """
-    from vitreous.benchmark.bench import bench as measure
+    from vitreous.benchmark.bench import bench
 
-    waiting = f"getting ready, half a minute if something is compiled, and then measuring for {way.seconds:g} s"
-    with stopping(False), console(STDERR).status(waiting):
-        found = measure(model, mode, size=size, **vars(way), **vars(images))
+    waiting = f"preparing (up to half a minute if something is compiled), then measuring for {measurement.seconds:g} s"
+    with interrupt_message(resumable=False), console(STDERR).status(waiting):
+        found = bench(model, mode, size=size, **asdict(measurement), **asdict(data_mode))
     if json:
         print_json(found.to_json())
     else:
-        show_facts(found.facts())
+        print_facts(found.facts())

@@ -1,130 +1,110 @@
-"""`vitreous compare`: several models on several data sets, in one table."""
+"""`vitreous compare`: the features of several models on several data sets, in one table."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitreous.cli.parts import (
-    DataOptions,
-    File,
-    Folder,
-    Json,
-    Learning,
-    Overwrite,
-    Running,
-    check_writing,
-    paced,
+from vitreous.cli.options import BatchOptions, DataOptions, FeatureOptions, OptionalFile, OutputOptions
+from vitreous.cli.output import (
+    check_output_paths,
+    exit_if_unreadable,
+    image_progress_bar,
+    interrupt_message,
+    make_reporter,
+    print_columns,
+    print_figure_paths,
     print_json,
-    show_columns,
-    stopping,
-    tell_unreadable,
-    teller_for,
-    warn,
+    print_notes,
+    print_warnings,
     write_json,
 )
-from vitreous.utils.console import STDERR, STDOUT, printable, say
+from vitreous.utils.console import print_line, printable
 
 if TYPE_CHECKING:
     from vitreous.experiments.compare import Comparison
 
 
-@dataclass(frozen=True)
-class Writing:
-    """Where the table goes, beside the terminal."""
-
-    json: Json = False
-    """one JSON object instead of a table."""
-    markdown: File = None
-    """write the table to this file."""
-    out: Folder = None
-    """write everything to this folder: comparison.json, comparison.md and a picture, comparison.png and .svg."""
-    overwrite: Overwrite = False
-    """replace a file or folder of an earlier comparison, once the new one is complete."""
-
-
-def compare(
+def compare_command(
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL...", help_behavior_hint="")],
     /,
     *,
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DATA ...", help_behavior_hint="")] = (),
-    suite: Annotated[Path | None, tyro.conf.arg(metavar="FILE.toml")] = None,
-    reading: DataOptions = DataOptions(),  # noqa: B008
-    learning: Learning = Learning(measures=("fewshot", "knn", "probe")),  # noqa: B008 (they are frozen)
-    running: Running = Running(),  # noqa: B008
-    writing: Writing = Writing(),
+    suite: Annotated[Path | None, tyro.conf.arg(metavar="FILE.toml", help_behavior_hint="")] = None,
+    markdown: OptionalFile = None,
+    reading: Annotated[DataOptions, tyro.conf.arg(name="data")] = DataOptions(),  # noqa: B008 (these are frozen)
+    features: Annotated[FeatureOptions, tyro.conf.arg(name="feature")] = FeatureOptions(  # noqa: B008
+        methods=("fewshot", "knn", "probe")
+    ),
+    batches: Annotated[BatchOptions, tyro.conf.arg(name="device")] = BatchOptions(),  # noqa: B008
+    output: OutputOptions = OutputOptions(),  # noqa: B008
 ) -> None:
-    """Compare what the features of models are worth on data sets.
+    """Compare the features of models on data sets by few-shot classification, k-NN and linear probes.
 
-    Features are computed once and kept, by the content of model and data: a second run reads them.
+    Features are computed once and cached; the cache is keyed by the content of model and data. The output folder
+    contains comparison.json, comparison.md and a figure (comparison.png and .svg).
 
     Args:
-        models: checkpoints of Vitreous or of other programs, run directories, vitreous-mini, or random:NAME for a model
-            as it is before training.
-        data: data sets as in `vitreous data`.
-        suite: groups of data sets in a TOML file, in place of --data; means are told of each group.
-        reading: where images and labels are, and how they are split; a suite says that itself.
-        learning: what features are worth.
-        running: how images come to the models.
-        writing: where the table goes.
+        models: Checkpoints of any supported format, run directories, vitreous-mini, or random:NAME for random weights.
+        data: Data sets as in `vitreous data`.
+        suite: TOML file with groups of data sets and their options, instead of --data. Means are printed per group.
+        markdown: Write the table to this file.
     """
     from vitreous.errors import VitreousError
-    from vitreous.evaluation.cache import Cache, usual_place
-    from vitreous.evaluation.measures import Settings
-    from vitreous.experiments import compare as comparing
-    from vitreous.experiments.suite import of_data, read_suite
+    from vitreous.evaluation.cache import FeatureCache, default_cache_folder
+    from vitreous.evaluation.measures import MeasureSettings
+    from vitreous.experiments.compare import compare
+    from vitreous.experiments.suite import read_suite, suite_from_sources
 
     if (suite is None) == (not data):
-        raise VitreousError("name the data with --data, or a suite of data sets with --suite: one of the two")
-    check_writing(writing.out, contents, writing.markdown, overwrite=writing.overwrite)
-    teller = teller_for(writing.json)
-    chosen = read_suite(suite) if suite is not None else of_data(data, reading.reading())
-    cache, settings = Cache(learning.cache or usual_place()), Settings(tuple(learning.shots))
-    loading, bar = running.loading(teller), paced(teller)
-    with stopping(True):
-        found = comparing.compare(models, chosen, learning.measures, cache, loading, settings, bar)
-    for note in found.notes:
-        teller.notes.print(printable(note), style="dim", soft_wrap=True)
-    warn(teller, found.warnings)
-    if writing.json:
+        raise VitreousError("give either data sets (--data) or a suite of data sets (--suite)")
+    check_output_paths(output.out, _output_files, markdown, overwrite=output.overwrite)
+    reporter = make_reporter(output.json)
+    chosen = read_suite(suite) if suite is not None else suite_from_sources(data, reading.reading())
+    cache = FeatureCache(features.cache or default_cache_folder())
+    settings = MeasureSettings(tuple(features.shots))
+    options = batches.inference_options(reporter)
+    with interrupt_message(resumable=True):
+        found = compare(models, chosen, features.methods, cache, options, settings, image_progress_bar(reporter))
+    print_notes(reporter, found.notes)
+    print_warnings(reporter, found.warnings)
+    if output.json:
         print_json(found.to_json())
     else:
-        show(found)
-    write(found, writing)
-    tell_unreadable(teller, found.unreadable)
+        print_comparison(found)
+    write_comparison(found, output, markdown)
+    exit_if_unreadable(reporter, found.unreadable)
 
 
-def contents(folder: Path) -> tuple[str, ...]:
+def _output_files(folder: Path) -> tuple[str, ...]:
     """The files that --out writes."""
     return ("comparison.json", "comparison.md", "comparison.png", "comparison.svg")
 
 
-def write(found: "Comparison", writing: Writing) -> None:
+def write_comparison(found: "Comparison", output: OutputOptions, markdown: Path | None) -> None:
     from vitreous.experiments.compare_figure import draw_comparison
     from vitreous.utils.atomic import atomic_file, atomic_folder
 
-    if writing.markdown is not None:
-        with atomic_file(writing.markdown, writing.overwrite) as temporary:
+    if markdown is not None:
+        with atomic_file(markdown, output.overwrite) as temporary:
             temporary.write_text(found.markdown(), encoding="utf-8")
-    if writing.out is not None:
-        with atomic_folder(writing.out, writing.overwrite, contents) as folder:
+    if output.out is not None:
+        with atomic_folder(output.out, output.overwrite, _output_files) as folder:
             write_json(folder / "comparison.json", found.to_json())
             (folder / "comparison.md").write_text(found.markdown(), encoding="utf-8")
-            drawn = draw_comparison(found, folder)
-        shown = ", ".join(str(writing.out / path.name) for path in drawn)
-        say(f"drawn: {shown}", STDERR if writing.json else STDOUT)
+            figures = draw_comparison(found, folder)
+        print_figure_paths(figures, output.out, output.json)
 
 
-def show(found: "Comparison") -> None:
+def print_comparison(found: "Comparison") -> None:
     rows = found.cells()
     names = [name for name, _, _ in rows]
-    shown = [name if name != before else "" for name, before in zip(names, ["", *names], strict=False)]
-    columns = [("data", shown), ("measure", [measure for _, measure, _ in rows])]
+    first_of_data = [name if name != before else "" for name, before in zip(names, ["", *names], strict=False)]
+    columns = [("data", first_of_data), ("measure", [measure for _, measure, _ in rows])]
     columns += [(model, [cells[place] for _, _, cells in rows]) for place, model in enumerate(found.models)]
-    show_columns(columns, left=2)
-    say()
-    for name, told in found.told.items():
-        say(f"{printable(name)}: {printable(told)}")
+    print_columns(columns, text_columns=2)
+    print_line()
+    for name, images in found.images.items():
+        print_line(f"{printable(name)}: {printable(images)}")
     for name, selection in zip(found.models, found.selections, strict=True):
-        say(f"weights of {printable(name)}: {printable(selection)}")
+        print_line(f"weights of {printable(name)}: {printable(selection)}")

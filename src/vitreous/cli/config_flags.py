@@ -1,14 +1,15 @@
-"""Flags for the fields of TrainConfig.
+"""Flags for the fields of dataclasses: TrainConfig and the groups of options of the other commands.
 
-tyro reads names, types, defaults and help texts from the dataclasses of the config and their docstrings. This module
-adds what they do not contain: short metavars, additional names of flags, and which defaults are chosen from the data.
+tyro reads names, types, defaults and help texts from the dataclasses and their docstrings. This module adds what they
+do not contain: short metavars, additional names of flags, and which defaults are chosen from the data.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
@@ -29,6 +30,7 @@ CHOSEN_FROM_DATA = frozenset(
 FLAG_NAMES = {"start": "from"}  # `from` is a keyword of Python and cannot be the name of a field
 ALIASES = {"duration": ["--epochs"], "image_size": ["--size"]}
 CONFIG_GROUPS = frozenset(get_type_hints(TrainConfig).values())
+METAVARS = {int: "N", float: "X", str: "TEXT", bool: "True|False"}
 DEFAULT_RULE = object()  # marks a request for tyro's own rule
 
 FLAGS = ConstructorRegistry()
@@ -41,8 +43,23 @@ def dataclass_flags(info: StructTypeInfo) -> StructConstructorSpec | None:
         return None
     spec = ConstructorRegistry.get_struct_spec(replace(info, markers=(*info.markers, DEFAULT_RULE)))
     assert isinstance(spec, StructConstructorSpec)
-    fields = (replace(field, helptext=partial(_one_line, field.helptext)) for field in spec.fields)
-    return replace(spec, fields=tuple(map(_with_argument, fields) if info.type in CONFIG_GROUPS else fields))
+    fields = tuple(_adapt_field(field, info.type in CONFIG_GROUPS) for field in spec.fields)
+    return replace(spec, fields=fields)
+
+
+def _adapt_field(field: StructFieldSpec, of_config: bool) -> StructFieldSpec:
+    if is_dataclass(field.type):  # a group of flags
+        return field
+    kind, *annotations = get_args(field.type) if get_origin(field.type) is Annotated else (field.type,)
+    from_data = of_config and field.name in CHOSEN_FROM_DATA
+    argument = tyro.conf.arg(
+        name=FLAG_NAMES.get(field.name) if of_config else None,
+        metavar=metavar(kind),
+        help_behavior_hint=_default_hint(field.default, "chosen from the data" if from_data else ""),
+        aliases=ALIASES.get(field.name) if of_config else None,
+    )
+    annotated = Annotated[(kind, argument, *annotations)]  # type: ignore[valid-type]  # later ones take precedence
+    return replace(field, type=cast(Any, annotated), helptext=partial(_one_line, field.helptext))
 
 
 def _one_line(helptext: str | Callable[[], str | None] | None) -> str:
@@ -51,36 +68,32 @@ def _one_line(helptext: str | Callable[[], str | None] | None) -> str:
     return " ".join((text or "").split())
 
 
-def _with_argument(field: StructFieldSpec) -> StructFieldSpec:
-    argument = tyro.conf.arg(
-        name=FLAG_NAMES.get(field.name),
-        metavar=metavar(field.type),
-        help_behavior_hint=_default_hint(field.name, field.default),
-        aliases=ALIASES.get(field.name),
-    )
-    return replace(field, type=cast(Any, Annotated[field.type, argument]))
-
-
 def metavar(hint: Any) -> str | None:
     """Return the placeholder of a flag's value: N (integer), X (number), TEXT, A|B (choice); None for a switch."""
     if hint is bool:
         return None
-    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
-    if get_origin(hint) is Literal or get_origin(kinds[0]) is Literal:
-        return "|".join(get_args(hint if get_origin(hint) is Literal else kinds[0]))
-    if get_origin(hint) is tuple:
-        return "X X" if kinds[0] is float else "TEXT ..."
-    if len(kinds) == 1 and get_origin(kinds[0]) is tuple:
-        return "X ..."
-    letters = {int: "N", float: "X", str: "TEXT", bool: "True|False"}
-    return letters[kinds[0]] if len(kinds) == 1 else "N [N]"
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if _is_union(hint) else [hint]
+    if len(kinds) > 1:
+        return "N [N]"  # an integer or a pair of integers
+    kind = kinds[0]
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    if get_origin(kind) is tuple:
+        first, second = (METAVARS.get(part, "...") for part in get_args(kind))
+        return f"{first} {second}"
+    return METAVARS.get(kind, "PATH")
 
 
-def _default_hint(name: str, value: Any) -> str:
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, UnionType)
+
+
+def _default_hint(value: Any, meaning_of_none: str) -> str:
     if value is None:
-        return "(default: chosen from the data)" if name in CHOSEN_FROM_DATA else ""
-    text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f"(default: {printable(text)})" if value != () else ""
+        text = meaning_of_none
+    else:
+        text = " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    return f"(default: {printable(text)})" if text else ""
 
 
 def replace_renamed_flags(arguments: Sequence[str]) -> list[str]:

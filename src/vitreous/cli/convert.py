@@ -1,42 +1,45 @@
-"""`vitreous convert`: a checkpoint in another dialect."""
+"""`vitreous convert`: convert a checkpoint to another format."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import tyro
 
-from vitreous.cli.parts import Number, Overwrite, Preset, Size
-from vitreous.utils.console import complain, say
+from vitreous.cli.options import ImageSize, OptionalInt, PreprocessingName, Switch
+from vitreous.utils.console import print_line, print_message
 from vitreous.weights.dialect_names import DialectName
 
 
-def convert(  # noqa: PLR0913 (each is a flag)
+def convert_command(  # noqa: PLR0913 (each is a flag)
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="IN")],
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
     *,
-    to: DialectName,
-    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    overwrite: Overwrite = False,
-    num_classes: Number = None,
-    image_size: Size = None,
-    heads: Number = None,
-    preprocessing: Preset = None,
+    to: Annotated[DialectName, tyro.conf.arg(metavar="|".join(get_args(DialectName)))],
+    force: Switch = False,
+    overwrite: Switch = False,
+    num_classes: OptionalInt = None,
+    image_size: ImageSize = None,
+    heads: OptionalInt = None,
+    preprocessing: PreprocessingName = None,
 ) -> None:
-    """Write a checkpoint as another program loads it: the same numbers, under its names.
+    """Convert a checkpoint to the format of another program: the same weights under its tensor names.
 
     Args:
-        source: a file, a folder or hf://owner/name, in any dialect; or vitreous-mini, which comes with the package.
-        target: where to. A folder for timm and huggingface, else a file: .npz for google, big-vision and bit,
-            .safetensors for native, either of .pth and .safetensors for the others.
-        to: the dialect to write; google has the numbering of the released files.
-        force: write what the dialect can express of the model, with a warning, if that can be loaded again.
-        overwrite: replace OUT if it exists, once the new one is complete.
-        num_classes: a new head of zeros with so many classes; 0 for none.
-        image_size: lay it out for another size, in pixels: one number, or height and width.
-        heads: the number of heads, where the file cannot tell.
-        preprocessing: what it was trained to see, where the file does not tell: google, augreg, deit, torchvision
-            or dino.
+        source: Checkpoint of any supported format: a file, a folder or hf://owner/name; or vitreous-mini, which comes
+            with the package.
+        target: Output. A folder for timm and huggingface; an .npz file for google, big-vision and bit; a .safetensors
+            file for native; a .pth or .safetensors file for the others.
+        to: Format to write. google numbers the layers as the released files do.
+        force: Write the checkpoint even if the format cannot express all settings of the model, with a warning, as long
+            as it can be loaded again.
+        overwrite: Replace OUT if it exists, once the new one is complete.
+        num_classes: Number of classes of a new head, which is initialised with zeros. 0: no head. Default: keep the
+            head.
+        image_size: Image size in pixels for which positions are resampled: one number, or height and width. Default:
+            the size of the checkpoint.
+        heads: Number of attention heads, if the checkpoint does not contain it.
+        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it.
     """
     from vitreous.weights.save import convert
 
@@ -52,8 +55,8 @@ def convert(  # noqa: PLR0913 (each is a flag)
         preprocessing=preprocessing,
     )
     for note in notes:
-        complain(note, "note: ")
+        print_message(note, "note: ")
     files = sorted(target.iterdir()) if target.is_dir() else [target]
     size = sum(file.stat().st_size for file in files)
     parts = f" in {', '.join(file.name for file in files)}" if target.is_dir() else ""
-    say(f"{target}: {to}, {size / 1e6:,.1f} MB{parts}")
+    print_line(f"{target}: {to}, {size / 1e6:,.1f} MB{parts}")

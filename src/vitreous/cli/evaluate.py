@@ -1,4 +1,4 @@
-"""`vitreous evaluate`: how good a model is on a data set."""
+"""`vitreous evaluate`: the accuracy of a model on a data set."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,220 +6,213 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitreous.cli.parts import (
+from vitreous.cli.options import (
+    BatchOptions,
     DataOptions,
-    File,
-    Folder,
-    Json,
-    Learning,
-    Overwrite,
-    Running,
-    Weights,
-    check_writing,
-    paced,
+    FeatureOptions,
+    ModelOptions,
+    OptionalFile,
+    OptionalName,
+    OutputOptions,
+)
+from vitreous.cli.output import (
+    check_output_paths,
+    exit_if_unreadable,
+    image_progress_bar,
+    interrupt_message,
+    make_reporter,
+    print_columns,
+    print_facts,
+    print_figure_paths,
     print_json,
-    show_columns,
-    show_facts,
-    stopping,
-    tell_unreadable,
-    teller_for,
-    warn,
+    print_notes,
+    print_warnings,
     write_json,
 )
-from vitreous.utils.console import STDERR, STDOUT, printable, say
+from vitreous.utils.console import print_line, printable
 
 if TYPE_CHECKING:
-    from vitreous.evaluation.report import Report
+    from vitreous.evaluation.report import EvaluationReport
 
-MOST_CLASSES, MOST_PAIRS = 20, 10  # that are shown; --json has all
+MAX_CLASSES, MAX_CONFUSIONS = 20, 10  # rows that are printed; --json has all
 
 
 @dataclass(frozen=True)
-class Truth:
-    """What is right."""
+class LabelOptions:
+    """The images to evaluate on, and their labels."""
 
-    split: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """train, val, test or all; if not given, the data's own test split, else its own val split, else all images, of
-    which only those that the model has not seen in training, if it is a run directory."""
-    real: File = None
-    """ImageNet ReaL's reassessed labels: a list of right answers for each validation image, found by the number in its
-    name (ILSVRC2012_val_00000001 is the first)."""
+    split: OptionalName = None
+    """train, val, test or all. Default: the test split of the data, otherwise its val split, otherwise all images; if
+    the model is a run directory, all images that it was not trained on."""
+    real: OptionalFile = None
+    """ReaL labels of ImageNet: a JSON file with a list of correct classes for each validation image. Images are matched
+    by the number in their file name (ILSVRC2012_val_00000001 is the first)."""
     classes: Annotated[Path | None, tyro.conf.arg(metavar="MAP.json|MAP.csv")] = None
-    """which of the model's classes each class of the data is, where that cannot be told: a JSON object, or a CSV of two
-    columns, from the data's name to the model's name or index."""
+    """Mapping from the classes of the data to those of the model, if their names differ: a JSON object, or a CSV with
+    two columns, from the name in the data to the name or index in the model."""
 
 
-@dataclass(frozen=True)
-class Writing:
-    """Where the answer goes, beside the terminal."""
-
-    json: Json = False
-    """one JSON object instead of tables."""
-    out: Folder = None
-    """write everything to this folder, with a picture of accuracy against size where there are several sizes."""
-    overwrite: Overwrite = False
-    """replace the folder of an earlier evaluation, once the new one is complete."""
-
-
-def evaluate(
+def evaluate_command(
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
     /,
     *,
-    weights: Weights,
+    model: ModelOptions,
     size: Annotated[tuple[int, ...], tyro.conf.arg(metavar="PX ...", help_behavior_hint="")] = (),
-    reading: DataOptions = DataOptions(),  # noqa: B008 (they are frozen)
-    truth: Truth = Truth(),
-    learning: Learning = Learning(),  # noqa: B008
-    running: Running = Running(),  # noqa: B008
-    writing: Writing = Writing(),
+    data: DataOptions = DataOptions(),  # noqa: B008 (these are frozen)
+    labels: Annotated[LabelOptions, tyro.conf.arg(name="label")] = LabelOptions(),
+    features: Annotated[FeatureOptions, tyro.conf.arg(name="feature")] = FeatureOptions(),  # noqa: B008
+    batches: Annotated[BatchOptions, tyro.conf.arg(name="device")] = BatchOptions(),  # noqa: B008
+    output: OutputOptions = OutputOptions(),  # noqa: B008
 ) -> None:
-    """Say how good a model is on a data set: every image once.
+    """Evaluate a model on a data set: accuracy, loss and calibration, for all images and per class.
+
+    The output folder contains evaluation.json, and with several sizes a figure of the accuracy by size (resolution.png
+    and .svg).
 
     Args:
-        source: data as in `vitreous data`: a folder, a manifest, arrays, tars, Parquet or a name.
-        weights: what is measured.
-        size: image sizes, one after the other; the model's own if none is given.
-        reading: where images and labels are, and how they are split.
-        truth: what is right.
-        learning: what features are worth.
-        running: how images come to the model.
-        writing: where the answer goes.
+        source: Data as in `vitreous data`: a folder, a manifest, arrays, tar shards, Parquet or a name.
+        size: Image sizes in pixels; the model is evaluated at each. Default: the size of the model.
     """
     from vitreous.data.open_data import open_data
-    from vitreous.evaluation.cache import Cache, usual_place
-    from vitreous.evaluation.measures import Settings
-    from vitreous.evaluation.report import Question, report
-    from vitreous.evaluation.subject import open_subject
+    from vitreous.evaluation.cache import FeatureCache, default_cache_folder
+    from vitreous.evaluation.evaluated_model import open_model
+    from vitreous.evaluation.measures import MeasureSettings
+    from vitreous.evaluation.report import EvaluationRequest, run_evaluation
 
-    check_writing(writing.out, contents, overwrite=writing.overwrite, draws=len(size) > 1)
-    teller = teller_for(writing.json)
-    loading = running.loading(teller)
-    settings = Settings(tuple(learning.shots))
-    question = Question(truth.split, size, tuple(learning.measures), settings, truth.real, truth.classes)
-    data = open_data(source, reading.reading(weights.model))
-    subject = open_subject(weights.model, loading.device, weights.heads, weights.preprocessing)
-    for note in (*subject.notes, *data.notes):
-        teller.notes.print(printable(note), style="dim", soft_wrap=True)
-    with stopping(bool(learning.measures)):
-        found = report(subject, data, question, loading, Cache(learning.cache or usual_place()), paced(teller))
-    warn(teller, found.warnings)
-    if writing.json:
+    check_output_paths(output.out, _output_files, overwrite=output.overwrite, figures=len(size) > 1)
+    reporter = make_reporter(output.json)
+    options = batches.inference_options(reporter)
+    settings = MeasureSettings(tuple(features.shots))
+    request = EvaluationRequest(labels.split, size, tuple(features.methods), settings, labels.real, labels.classes)
+    opened = open_data(source, data.reading(model.model))
+    evaluated = open_model(model.model, options.device, model.heads, model.preprocessing)
+    print_notes(reporter, (*evaluated.notes, *opened.notes))
+    with interrupt_message(resumable=bool(features.methods)):
+        cache = FeatureCache(features.cache or default_cache_folder())
+        found = run_evaluation(evaluated, opened, request, options, cache, image_progress_bar(reporter))
+    print_warnings(reporter, found.warnings)
+    if output.json:
         print_json({"data": source, **found.to_json()})
     else:
-        show(source, found)
-    write(source, found, writing)
-    scored = found.scores[0].unreadable.values() if found.scores else ()
-    tell_unreadable(teller, list(dict.fromkeys((*scored, *found.unreadable))))
+        print_evaluation(source, found)
+    write_evaluation(source, found, output)
+    unreadable = found.scores[0].unreadable.values() if found.scores else ()
+    exit_if_unreadable(reporter, list(dict.fromkeys((*unreadable, *found.unreadable))))
 
 
-def contents(folder: Path) -> tuple[str, ...]:
+def _output_files(folder: Path) -> tuple[str, ...]:
     """The files that --out writes."""
     return ("evaluation.json", "resolution.png", "resolution.svg")
 
 
-def write(source: str, found: "Report", writing: Writing) -> None:
-    from vitreous.evaluation.figures import draw_curve
+def write_evaluation(source: str, found: "EvaluationReport", output: OutputOptions) -> None:
+    from vitreous.evaluation.figures import draw_resolution_curve
     from vitreous.utils.atomic import atomic_folder
 
-    if writing.out is not None:
-        drawn: list[Path] = []
-        with atomic_folder(writing.out, writing.overwrite, contents) as folder:
-            write_json(folder / "evaluation.json", {"data": source, **found.to_json()})
-            if len(found.scores) > 1:
-                drawn = draw_curve(found.scores, f"{found.subject.name} on {Path(source).name}, {found.split}", folder)
-        if drawn:
-            shown = ", ".join(str(writing.out / path.name) for path in drawn)
-            say(f"drawn: {shown}", STDERR if writing.json else STDOUT)
+    if output.out is None:
+        return
+    figures: list[Path] = []
+    with atomic_folder(output.out, output.overwrite, _output_files) as folder:
+        write_json(folder / "evaluation.json", {"data": source, **found.to_json()})
+        if len(found.scores) > 1:
+            title = f"{found.evaluated.name} on {Path(source).name}, {found.split}"
+            figures = draw_resolution_curve(found.scores, title, folder)
+    if figures:
+        print_figure_paths(figures, output.out, output.json)
 
 
-def show(source: str, found: "Report") -> None:
-    shown = [str(one) for one in found.shown]
+def print_evaluation(source: str, found: "EvaluationReport") -> None:
+    shown = [str(one) for one in found.preprocessing]
     rows = [
         ("data", f"{printable(source)}: {found.split}, {found.images:,} images"),
-        ("model", f"{found.subject.name}, content hash {found.subject.digest}"),
-        ("weights", printable(found.subject.selection)),
-        ("shown", shown[0] + (f"; and at {len(shown) - 1} more sizes" if shown[1:] else "")),
+        ("model", f"{found.evaluated.name}, content hash {found.evaluated.digest}"),
+        ("weights", printable(found.evaluated.selection)),
+        ("preprocessing", shown[0] + (f"; and {len(shown) - 1} more sizes" if shown[1:] else "")),
     ]
     if found.left_out:
-        rows.append(("seen", found.left_out))
-    if found.matched is not None:
-        named = found.subject.model.labels is not None or found.labels is None
-        assumed = "" if named else "; the model names no classes, and its 1,000 are taken to be ImageNet-1k's"
-        rows.append(("classes", f"matched {found.matched.rule}{assumed}"))
-    if found.why_not:
-        rows.append(("head", f"not scored: {printable(found.why_not)}"))
-    if found.learnt:
-        rows.append(("features", found.learnt))
-    show_facts(rows)
+        rows.append(("left out", found.left_out))
+    if found.mapping is not None:
+        named = found.evaluated.model.labels is not None or found.labels is None
+        assumed = "" if named else "; the model has no class names, its 1,000 classes are assumed to be ImageNet-1k's"
+        rows.append(("classes", f"matched {found.mapping.rule}{assumed}"))
+    if found.not_scored:
+        rows.append(("head", f"not evaluated: {printable(found.not_scored)}"))
+    if found.feature_images:
+        rows.append(("features", found.feature_images))
+    print_facts(rows)
     if found.scores:
-        show_scores(found)
+        print_scores(found)
     if len(found.scores) == 1:
-        show_classes(found)
+        print_classes(found)
     if found.measures:
-        show_measures(found)
+        print_measures(found)
 
 
-def percent(value: float | None) -> str:
+def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}"
 
 
-def show_scores(found: "Report") -> None:
-    from vitreous.evaluation.metrics import percentages
-    from vitreous.evaluation.report import pixels
+def print_scores(found: "EvaluationReport") -> None:
+    from vitreous.evaluation.metrics import format_interval
+    from vitreous.evaluation.report import format_size
 
+    results = [one.result for one in found.scores]
     columns = [
-        ("size", [pixels(one) for one in found.shown]),
-        ("top-1", [percent(one.result.top1) for one in found.scores]),
-        ("95% interval", [percentages(one.result.interval) if one.result.interval else "" for one in found.scores]),
-        ("top-5", [percent(one.result.top5) for one in found.scores]),
-        ("mAP", [percent(one.result.map) for one in found.scores]),
-        ("ReaL", [percent(one.real.top1) if one.real else "" for one in found.scores]),
-        ("loss", [f"{one.result.loss:.4f}" for one in found.scores]),
-        ("calibration error", [percent(one.result.calibration) for one in found.scores]),
+        ("size", [format_size(one) for one in found.preprocessing]),
+        ("top-1", [_percent(one.top1) for one in results]),
+        ("95% interval", [format_interval(one.interval) if one.interval else "" for one in results]),
+        ("top-5", [_percent(one.top5) for one in results]),
+        ("mAP", [_percent(one.map) for one in results]),
+        ("ReaL", [_percent(one.real.top1) if one.real else "" for one in found.scores]),
+        ("loss", [f"{one.loss:.4f}" for one in results]),
+        ("calibration error", [_percent(one.calibration) for one in results]),
         ("images/s", [f"{one.images_per_second:,.0f}" for one in found.scores]),
     ]
-    show_columns([(name, cells) for name, cells in columns if any(cells)])
+    print_columns([(name, cells) for name, cells in columns if any(cells)])
     first = found.scores[0]
     if first.real is not None and first.real.left_out:
-        say(f"ReaL: {first.real.images:,} images; {first.real.left_out:,} without labels are left out")
+        print_line(f"ReaL: {first.real.images:,} images; {first.real.left_out:,} without labels are left out")
     if first.result.invalid:
-        say(f"{first.result.invalid:,} images were answered with NaN, and count as wrong")
+        print_line(f"{first.result.invalid:,} images have NaN logits and count as wrong")
 
 
-def show_classes(found: "Report") -> None:
-    assert found.matched is not None
+def print_classes(found: "EvaluationReport") -> None:
+    """Print recall, precision and F1 of each class, and the most frequent confusions."""
+    assert found.mapping is not None
     result = found.scores[0].result
-    scores = [(name, result.per_class[place]) for name, place in zip(found.classes, found.matched.places, strict=True)]
+    scores = [(name, result.per_class[place]) for name, place in zip(found.classes, found.mapping.indices, strict=True)]
     scores = [(name, score) for name, score in scores if score.images]
-    if len(scores) > MOST_CLASSES:
-        say(f"\nthe {MOST_CLASSES} worst of {len(scores):,} classes; --json has all")
-        scores = sorted(scores, key=lambda one: one[1].f1 or 0.0)[:MOST_CLASSES]
-    theirs = [found.label(score.index) for _, score in scores]
+    if len(scores) > MAX_CLASSES:
+        print_line(f"\nthe {MAX_CLASSES} worst of {len(scores):,} classes; --json has all")
+        scores = sorted(scores, key=lambda one: one[1].f1 or 0.0)[:MAX_CLASSES]
+    labels = [found.label(score.index) for _, score in scores]
     names = [
         name if name == label or found.labels is None else f"{name} ({label})"
-        for (name, _), label in zip(scores, theirs, strict=True)
+        for (name, _), label in zip(scores, labels, strict=True)
     ]
     columns = [
         ("class", [printable(name) for name in names]),
         ("images", [f"{score.images:,}" for _, score in scores]),
-        ("recall", [percent(score.recall) for _, score in scores]),
-        ("precision", [percent(score.precision) for _, score in scores]),
-        ("F1", [percent(score.f1) for _, score in scores]),
+        ("recall", [_percent(score.recall) for _, score in scores]),
+        ("precision", [_percent(score.precision) for _, score in scores]),
+        ("F1", [_percent(score.f1) for _, score in scores]),
     ]
-    show_columns(columns)
-    if pairs := found.confusions(found.scores[0])[:MOST_PAIRS]:
-        heads = (("is", "truth"), ("taken for", "answer"), ("images", "images"))
-        show_columns([(head, [printable(pair[key]) for pair in pairs]) for head, key in heads], left=2)
+    print_columns(columns)
+    if confusions := found.confusions(found.scores[0])[:MAX_CONFUSIONS]:
+        titles = (("class", "truth"), ("predicted as", "answer"), ("images", "images"))
+        cells = [(title, [printable(confusion[key]) for confusion in confusions]) for title, key in titles]
+        print_columns(cells, text_columns=2)
 
 
-def show_measures(found: "Report") -> None:
-    from vitreous.evaluation.report import pixels
+def print_measures(found: "EvaluationReport") -> None:
+    """Print the accuracy of few-shot classification, k-NN and linear probe."""
+    from vitreous.evaluation.report import format_size
 
     names = [one.name for one in found.measures[0]]
-    columns = [("size", [pixels(one) for one in found.shown])]
+    columns = [("size", [format_size(one) for one in found.preprocessing])]
     columns += [(name, [str(row[place]) for row in found.measures]) for place, name in enumerate(names)]
-    show_columns(columns)
+    print_columns(columns)
     for one in found.measures[0]:
         if one.method == "knn":
-            swept = ", ".join(f"{k}: {100 * value:.1f}" for k, value in one.details["swept"].items())
-            say(f"k-NN with k = {one.details['k']}, chosen by training images; all k: {swept}")
+            accuracies = ", ".join(f"{k}: {100 * value:.1f}" for k, value in one.details["swept"].items())
+            print_line(f"k-NN: k = {one.details['k']}, selected on training images; accuracy for each k: {accuracies}")

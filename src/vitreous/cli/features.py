@@ -1,76 +1,65 @@
-"""`vitreous features`: what a model makes of images, in files."""
+"""`vitreous features`: compute the features of images and write them to files."""
 
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from vitreous.cli.parts import (
-    DataOptions,
-    Number,
-    Overwrite,
-    Running,
-    Weights,
-    paced,
-    show_facts,
-    stopping,
-    tell_unreadable,
-)
+from vitreous.cli.options import BatchOptions, DataOptions, ModelOptions, OptionalInt, OptionalName, Switch
+from vitreous.cli.output import exit_if_unreadable, image_progress_bar, interrupt_message, print_facts, print_notes
 from vitreous.utils.console import printable
 
 
-def features(  # noqa: PLR0913 (each is a flag, or a group of them)
+def features_command(  # noqa: PLR0913 (each is a flag, or a group of them)
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
     *,
-    weights: Weights,
-    overwrite: Overwrite = False,
+    model: ModelOptions,
+    overwrite: Switch = False,
     layer: Annotated[int, tyro.conf.arg(metavar="N")] = -1,
-    size: Number = None,
-    split: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
-    reading: DataOptions = DataOptions(),  # noqa: B008 (they are frozen)
-    running: Running = Running(),  # noqa: B008
+    size: OptionalInt = None,
+    split: OptionalName = None,
+    data: DataOptions = DataOptions(),  # noqa: B008 (these are frozen)
+    batches: Annotated[BatchOptions, tyro.conf.arg(name="device")] = BatchOptions(),  # noqa: B008
 ) -> None:
-    """Write what a model makes of images: features, labels and file names, in .safetensors shards.
+    """Write the features, labels and file names of images to .safetensors shards.
 
-    Stop at any time; the same command goes on, and keeps every shard that is whole.
+    The command can be interrupted at any time. The same command continues and keeps all complete shards.
 
     Args:
-        source: data as in `vitreous data`.
-        out: a folder for the shards, made if it is not there. Unfinished features of the same model and images are
-            continued.
-        weights: whose features.
-        overwrite: replace other features in that folder, once the new ones are complete.
-        layer: a block of a ViT, counted from 0: its tokens, pooled; -1: the representation under the head.
-        size: image size; the model's own if not given.
-        split: train, val, test or all; if not given, the data's own test split, else its own val split, else all
+        source: Data as in `vitreous data`.
+        out: Folder for the shards. Incomplete features of the same model and images are continued.
+        overwrite: Replace other features in OUT, once the new ones are complete.
+        layer: Number of an encoder block, counted from 0: its tokens are pooled as before the head. -1: the input of
+            the head.
+        size: Image size in pixels. Default: the size of the model.
+        split: train, val, test or all. Default: the test split of the data, otherwise its val split, otherwise all
             images.
-        reading: where images and labels are, and how they are split.
-        running: how images come to the model.
     """
     from vitreous.data.open_data import open_data
+    from vitreous.evaluation.evaluated_model import open_model
+    from vitreous.evaluation.evaluation_images import evaluation_split
     from vitreous.evaluation.store import read_features, write_features
-    from vitreous.evaluation.subject import evaluation_split, open_model
     from vitreous.utils.progress import ProgressReporter
 
-    teller = ProgressReporter()
-    loading = running.loading(teller)
-    data = open_data(source, reading.reading(weights.model))
-    part, images = evaluation_split(data, split)
-    subject = open_model(weights.model, loading.device, weights.heads, weights.preprocessing)
-    shown = subject.shown(size)
-    for note in (*subject.notes, *data.notes):
-        teller.notes.print(printable(note), style="dim", soft_wrap=True)
-    about = {"data": data.name, "split": part, "classes": list(data.classes)}
-    with stopping(True), paced(teller)(f"{subject.name} on {data.name}", len(images)) as tick:
-        write_features(subject, images, out, shown, loading, layer, about, tick, overwrite=overwrite)
-    held = read_features(out)
+    reporter = ProgressReporter()
+    options = batches.inference_options(reporter)
+    opened = open_data(source, data.reading(model.model))
+    split_name, images = evaluation_split(opened, split)
+    evaluated = open_model(model.model, options.device, model.heads, model.preprocessing)
+    preprocessing = evaluated.preprocessing(size)
+    print_notes(reporter, (*evaluated.notes, *opened.notes))
+    about = {"data": opened.name, "split": split_name, "classes": list(opened.classes)}
+    progress_bar = image_progress_bar(reporter)(f"{evaluated.name} on {opened.name}", len(images))
+    with interrupt_message(resumable=True), progress_bar as tick:
+        write_features(evaluated, images, out, preprocessing, options, layer, about, tick, overwrite=overwrite)
+    written = read_features(out)
     rows = [
-        ("features", f"{len(held.features):,} x {held.features.shape[1]:,} of {printable(source)}, {part}"),
-        ("model", f"{subject.name}, content hash {held.origin.model}"),
-        ("layer", "under the head" if layer == -1 else f"behind block {layer}"),
-        ("in", str(out)),
+        ("features", f"{len(written.features):,} x {written.features.shape[1]:,} of {printable(source)}, {split_name}"),
+        ("model", f"{evaluated.name}, content hash {written.origin.model}"),
+        ("layer", "input of the head" if layer == -1 else f"output of block {layer}"),
+        ("folder", str(out)),
     ]
-    show_facts(rows)
-    tell_unreadable(teller, list(held.unreadable.values()))
+    print_facts(rows)
+    exit_if_unreadable(reporter, list(written.unreadable.values()))

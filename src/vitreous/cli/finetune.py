@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from vitreous.cli.parts import Overwrite
+from vitreous.cli.options import Switch
 from vitreous.cli.train import (
     DATA_HELP,
     OVERWRITE_HELP,
@@ -26,7 +26,7 @@ def make_finetune_command(arguments: Sequence[str]) -> Callable[..., None]:
         *,
         recipe: RecipeName = None,
         resume: RunToResume = None,
-        overwrite: Overwrite = False,
+        overwrite: Switch = False,
         config: Config = default,
     ) -> None:
         start_or_resume("finetune", data, recipe, resume, config, overwrite)

@@ -1,61 +1,55 @@
-"""`vitreous inspect`: what goes on inside a model."""
+"""`vitreous inspect`: visualise the internals of a model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
-from vitreous.cli.parts import Folder, Number, Overwrite, Preset, Size, check_writing
+from vitreous.cli.options import DeviceName, ImageSize, OptionalFolder, OptionalInt, PreprocessingName, Switch
+from vitreous.cli.output import check_output_paths
 from vitreous.cli.predict import MINI
-from vitreous.utils.console import printable, say
+from vitreous.utils.console import print_line, printable
 
 if TYPE_CHECKING:
     from vitreous.reports.inspect_model import InputImage
 
 
-def inspect(
-    named: Annotated[
+def inspect_command(
+    arguments: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
         tyro.conf.arg(name="model", metavar="[MODEL] [IMAGES...]", help_behavior_hint=""),
     ] = (),
     /,
     *,
-    out: Folder = None,
-    overwrite: Overwrite = False,
-    size: Size = None,
-    device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto",
-    heads: Number = None,
-    preprocessing: Preset = None,
+    out: OptionalFolder = None,
+    overwrite: Switch = False,
+    size: ImageSize = None,
+    device: DeviceName = "auto",
+    heads: OptionalInt = None,
+    preprocessing: PreprocessingName = None,
 ) -> None:
-    """Look inside a model: attention, rollout, relevance, distances, filters, positions, and what it would say earlier.
+    """Visualise a model: attention, rollout, relevance, attention distance, filters, positions, prediction by layer.
 
-    Writes figures (PNG and SVG), numbers.json, and index.html: one page to click through, that needs no network.
+    Writes figures (PNG and SVG), numbers.json and index.html, an interactive page that works without a network.
 
     Args:
-        named: a checkpoint as in `vitreous predict`, a run directory or random:NAME, then images: files, folders or
-            patterns in quotes. Without a model, the one that comes with the package; without images, those that a run
-            was measured on, or two photographs that come with scikit-learn.
-        out: the folder for all of it. If not given: inspection; of a run directory, inspection within it, where an
-            earlier one is replaced.
-        overwrite: replace the folder of an earlier inspection, once the new one is complete.
-        size: image size; the model's own if not given.
-        device: "cpu", "cuda", "cuda:1"...; auto: a GPU if there is one.
-        heads: attention heads, for a checkpoint that does not tell.
-        preprocessing: what the model was trained to see, for a checkpoint that does not tell: google, augreg, deit,
-            torchvision or dino.
+        arguments: A checkpoint as in `vitreous predict`, a run directory or random:NAME, followed by images: files,
+            folders or quoted patterns. Default model: vitreous-mini. Default images: evaluation images of the run, or
+            two photographs that come with scikit-learn.
+        out: Output folder. Default: inspection; for a run directory, RUN/inspection, which is replaced if it exists.
+        overwrite: Replace an earlier inspection in --out, once the new one is complete.
+        size: Image size in pixels: one number, or height and width. Default: the size of the model.
+        device: cpu, cuda, cuda:1 ...; auto: a GPU if there is one.
+        heads: Number of attention heads, if the checkpoint does not contain it.
+        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it.
     """
-    from vitreous.data.image_files import is_image
+    given = _parse_arguments(arguments)
+    folder = out or (given.run / "inspection" if given.run else Path("inspection"))
+    overwrite = overwrite or (out is None and given.run is not None)  # it can be made again from the run
+    images = _input_images(given)
 
-    alone = not named or is_image(named[0])  # the first is a picture: no model is named
-    source, files = (MINI, named) if alone else (named[0], named[1:])
-    trained = all((Path(source) / name).is_file() for name in ("config.json", "metrics.jsonl"))
-    run = Path(source) if trained else None
-    place = out or (run / "inspection" if run else Path("inspection"))
-    overwrite = overwrite or (out is None and run is not None)  # what a run holds is remade from it
-    pictures = named_images(files) if files else of_run(run) if run else _photographs()
-
-    from vitreous.evaluation.subject import RANDOM_PREFIX, open_model
+    from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, open_model
     from vitreous.reports.inspect_model import (
         MAX_FIGURES,
         MAX_IMAGES,
@@ -67,58 +61,69 @@ def inspect(
     from vitreous.utils.environment import command
     from vitreous.utils.progress import ProgressReporter
 
-    check_writing(place, inspection_files, overwrite=overwrite)
-    teller = ProgressReporter()
-    if alone and named:
-        teller.note(f"no model is named: this is {MINI}, which comes with the package")
-    subject = open_model(source, pick_device(device), heads, preprocessing)
-    about = ModelDescription(subject.name, tuple(subject.notes), source.startswith(RANDOM_PREFIX), command())
-    with teller.bar(
-        "inspecting", (1 + MAX_FIGURES) * min(len(pictures), MAX_IMAGES) + 4
-    ) as tell:  # 4: the model itself
-        done = inspect_model(
-            subject.model, pictures, place, about, size, lambda text: tell(1, printable(text)), overwrite
+    check_output_paths(folder, inspection_files, overwrite=overwrite)
+    reporter = ProgressReporter()
+    if given.files and given.files == arguments:
+        reporter.note(f"no model is given: using {MINI}, which comes with the package")
+    evaluated = open_model(given.model, pick_device(device), heads, preprocessing)
+    about = ModelDescription(evaluated.name, tuple(evaluated.notes), given.model.startswith(RANDOM_PREFIX), command())
+    steps = (1 + MAX_FIGURES) * min(len(images), MAX_IMAGES) + 4  # 4: figures of the model itself
+    with reporter.bar("inspecting", steps) as advance:
+        written = inspect_model(
+            evaluated.model, images, folder, about, size, lambda text: advance(1, printable(text)), overwrite
         )
-    for note in done.notes:
-        teller.note(printable(note))
-    for why in done.skipped:
-        teller.note(f"{printable(why)}; skipped")
-    say(f"page     {done.page}")
-    say(f"figures  {len(done.files) - 1} files beside it, and numbers.json")
-    if done.skipped:
+    for note in (*written.notes, *(f"{reason}; skipped" for reason in written.skipped)):
+        reporter.note(printable(note))
+    print_line(f"page     {written.page}")
+    print_line(f"figures  {len(written.files) - 1} files and numbers.json, in the same folder")
+    if written.skipped:
         raise SystemExit(1)
 
 
-def named_images(files: tuple[str, ...]) -> "list[InputImage]":
+class _Arguments(NamedTuple):
+    model: str
+    files: tuple[str, ...]
+    run: Path | None  # the model, if it is a run directory
+
+
+def _parse_arguments(arguments: tuple[str, ...]) -> _Arguments:
+    """Split the arguments into model and images. If the first is an image, the model is the default one."""
+    from vitreous.data.image_files import is_image
+
+    no_model = not arguments or is_image(arguments[0])
+    model, files = (MINI, arguments) if no_model else (arguments[0], arguments[1:])
+    is_run = all((Path(model) / name).is_file() for name in ("config.json", "metrics.jsonl"))
+    return _Arguments(model, files, Path(model) if is_run else None)
+
+
+def _input_images(given: _Arguments) -> "list[InputImage]":
+    from vitreous.data.builtin import photographs
     from vitreous.data.image_files import find_images
     from vitreous.reports.inspect_model import InputImage
 
-    return [InputImage(path.name, path) for path in find_images(files)]
-
-
-def _photographs() -> "list[InputImage]":
-    from vitreous.data.builtin import photographs
-    from vitreous.reports.inspect_model import InputImage
-
+    if given.files:
+        return [InputImage(path.name, path) for path in find_images(given.files)]
+    if given.run:
+        return images_of_run(given.run)
     return [InputImage(name, image) for name, image in photographs()]
 
 
-def of_run(run: Path) -> "list[InputImage]":
-    """Images that a run was measured on: the first of each class, as many as the page shows."""
+def images_of_run(run: Path) -> "list[InputImage]":
+    """Return images that a run was evaluated on: the first of each class, at most as many as the page shows."""
     from vitreous.data.open_data import open_data
     from vitreous.errors import VitreousError
     from vitreous.reports.inspect_model import MAX_IMAGES, InputImage
     from vitreous.training.config import TrainConfig
     from vitreous.training.run_directory import RunDirectory
 
-    told = RunDirectory.open(run).description()
+    description = RunDirectory.open(run).description()
     try:
-        data = open_data(told["data"], TrainConfig.from_flat(told["config"]).reading)
+        data = open_data(description["data"], TrainConfig.from_flat(description["config"]).reading)
     except (VitreousError, KeyError) as error:
-        raise VitreousError(f"the images of {run} cannot be opened ({error}); name others behind the model") from error
+        raise VitreousError(f"the images of {run} cannot be opened ({error}); give others after the model") from error
     source = data.test or data.val or data.train
     labels, chosen = source.labels, list(range(min(MAX_IMAGES, len(source))))
     if labels.ndim == 1:
-        firsts = [int((labels == k).nonzero()[0, 0]) for k in labels.unique().tolist()]
-        chosen = sorted(firsts)[:MAX_IMAGES]
+        first_of_class = [int((labels == label).nonzero()[0, 0]) for label in labels.unique().tolist()]
+        chosen = sorted(first_of_class)[:MAX_IMAGES]
     return [InputImage(Path(source.name(i)).name, source.image(i)) for i in chosen]

@@ -1,24 +1,24 @@
-"""`vitreous models`: the zoo as a table."""
+"""`vitreous models`: the list of model names, with size and cost."""
 
 from typing import Annotated
 
 import tyro
 
-from vitreous.cli.parts import show_table
+from vitreous.cli.output import print_table
 from vitreous.utils.console import console
 
 
-def models(
+def models_command(
     pattern: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATTERN")] = "*",
     /,
     *,
-    size: Annotated[int | None, tyro.conf.arg(metavar="PX")] = None,
+    size: Annotated[int | None, tyro.conf.arg(metavar="PX", help_behavior_hint="")] = None,
 ) -> None:
-    """List the models there are: parameters, arithmetic, tokens, shape.
+    """List the available models with their parameters, GFLOPs, number of patches and dimensions.
 
     Args:
-        pattern: names to list, as a shell pattern: "R50*", "*/16".
-        size: image size in pixels for GFLOPs and patches; each model's own if not given.
+        pattern: Names to list, as a shell pattern: "R50*", "*/16".
+        size: Image size in pixels for GFLOPs and patches. Default: the size of each model.
     """
     from rich.table import Table
 
@@ -34,7 +34,7 @@ def models(
     for title in ("model", "parameters", "GFLOPs", "patches", "px", "width x depth x heads"):
         number = title in ("parameters", "GFLOPs", "patches", "px")
         table.add_column(title, no_wrap=True, justify="right" if number else "left")
-    refusals = []
+    errors = []
     for name in found:
         config = zoo.config(name)
         row = cost(config)
@@ -42,23 +42,23 @@ def models(
         try:
             row = cost(config, size)
         except VitreousError as error:
-            refusals.append(error)
-            table.add_row(name, parameters, "-", "-", str(size), shape(config))
+            errors.append(error)
+            table.add_row(name, parameters, "-", "-", str(size), _dimensions(config))
             continue
         tokens = f"{row.tokens:,}" if row.tokens else "-"
         pixels = str(own if size is None else size)
-        table.add_row(name, parameters, f"{row.flops.total / 1e9:,.1f}", tokens, pixels, shape(config))
-    if len(refusals) == len(found):
-        raise refusals[0]
+        table.add_row(name, parameters, f"{row.flops.total / 1e9:,.1f}", tokens, pixels, _dimensions(config))
+    if len(errors) == len(found):
+        raise errors[0]
 
-    show_table(table)
+    print_table(table)
     note = "GFLOPs: 2 per multiply-add, one forward pass of one image."
-    if refusals:
-        note += f" -: {size} px is not made of whole patches."
+    if errors:
+        note += f" -: {size} px cannot be divided into patches."
     console().print(note, style="dim", soft_wrap=True)
 
 
-def shape(config: object) -> str:
+def _dimensions(config: object) -> str:
     from vitreous.models.resnet import ResNetConfig
     from vitreous.models.vit import ViTConfig
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from vitreous.cli.parts import Overwrite
+from vitreous.cli.options import Switch
 from vitreous.training.config import TrainConfig
 from vitreous.training.recipes import RECIPES, recipe
 
@@ -34,7 +34,7 @@ def make_train_command(arguments: Sequence[str]) -> Callable[..., None]:
         *,
         recipe: RecipeName = None,
         resume: RunToResume = None,
-        overwrite: Overwrite = False,
+        overwrite: Switch = False,
         config: Config = default,
     ) -> None:
         start_or_resume("train", data, recipe, resume, config, overwrite)

@@ -1,8 +1,8 @@
-"""Terminal output: the one module that writes to stdout and stderr.
+"""Terminal output: the only module that writes to stdout and stderr.
 
-Labels, file names, tensor names and config values come from files that anybody may have written. Characters in them
-that control a terminal are replaced before they are printed. A stream that can no longer be written to (a closed pipe,
-a terminal that is gone, a full disk) is dropped, so that no print ends a run.
+Labels, file names, tensor names and config values come from untrusted files. Characters in them that control a terminal
+are replaced before they are printed. After a write to a stream has failed (closed pipe, closed terminal, full disk),
+further output to it is dropped, so that a training run does not end because of its output.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 REPLACEMENT = "\ufffd"
-JOINERS = "\u200c\u200d"  # invisible, harmless, and needed to spell Persian and Hindi words and to build emoji
+JOINERS = "\u200c\u200d"  # invisible and harmless; Persian and Hindi words and emoji need them
 COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")  # sequences that only change the colour or weight of letters
 
 
 def printable(text: object, keep: str = "") -> str:
-    """The text with U+FFFD in place of each character that controls a terminal or that no encoding has.
+    """Return the text with U+FFFD in place of each character that controls a terminal or that cannot be encoded.
 
-    Those are control characters (ESC, newlines, DEL, C1), bidirectional overrides and other invisible characters, lone
+    These are control characters (ESC, newlines, DEL, C1), bidirectional overrides and other invisible characters, lone
     surrogates and unassigned code points. `keep`: control characters that stay, such as "\\n".
     """
     shown = str(text)
@@ -46,31 +46,31 @@ def _is_space(character: str) -> bool:
 
 
 def json_text(value: object) -> str:
-    """JSON in ASCII, for any pipe and any terminal."""
-    return dumps(value).replace("\x7f", "\\u007f")  # DEL is the one control character that `dumps` leaves as it is
+    """Return a value as JSON in ASCII, which every pipe and every terminal can show."""
+    return dumps(value).replace("\x7f", "\\u007f")  # DEL is the only control character that `dumps` does not escape
 
 
 class OutputClosed(Exception):  # noqa: N818 (a condition of the stream, handled by the command line)
-    """stdout cannot be written to, and the command has nothing else to do."""
+    """stdout cannot be written to, and the command has no other purpose than its output."""
 
 
 class Stream:
-    """sys.stdout or sys.stderr, whichever object that is at the time of a call. Writing never raises.
+    """The object that sys.stdout or sys.stderr is at the time of a call. Writing never raises an error.
 
-    After a write has failed, everything else for the same object is dropped, and `failure` holds the reason.
+    After a write has failed, further output to the same object is dropped, and `failure` is the error.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]):
         self.name = name
-        self.required = False  # whether `check` stops a command whose output nobody can read
+        self.required = False  # whether `check` raises OutputClosed after a failure
         self.failure: Exception | None = None
         self._lost: object = None  # the object that could not be written to
 
     @property
     def _target(self) -> TextIO | None:
-        """None if there is nothing to write to."""
+        """The object to write to; None if there is none or a write to it has failed."""
         target = getattr(sys, self.name)
-        target = getattr(target, "rich_proxied_file", target)  # a live bar stands in for the stream meanwhile
+        target = getattr(target, "rich_proxied_file", target)  # a live progress bar replaces the stream
         return None if target is self._lost else cast("TextIO | None", target)
 
     @property
@@ -91,8 +91,8 @@ class Stream:
         if (target := self._target) is not None:
             encoding = self.encoding
             try:
-                target.write(text.encode(encoding, "replace").decode(encoding))  # what this terminal cannot show: ?
-            except BlockingIOError:  # a slow reader of a non-blocking pipe misses a line, and gets the next ones
+                target.write(text.encode(encoding, "replace").decode(encoding))  # "?" if it cannot be encoded
+            except BlockingIOError:  # a non-blocking pipe is full: this line is lost, later ones are not
                 pass
             except (OSError, ValueError) as error:
                 self._lost, self.failure = target, error
@@ -108,14 +108,14 @@ class Stream:
                 self._lost, self.failure = target, error
 
     def check(self) -> None:
-        """Stop a command whose only purpose is its output, once that cannot be written."""
+        """Raise OutputClosed if the output is the only purpose of the command and cannot be written."""
         if self.required and self.failure is not None:
             raise OutputClosed(str(self.failure)) from self.failure
 
     def abandon(self) -> None:
-        """Let Python flush what is left in the buffer of a lost stream at exit, without an error, to nowhere."""
+        """Redirect a failed stream to /dev/null, so that Python can flush its buffer at exit without an error."""
         if self._lost is not None:
-            with suppress(OSError, ValueError, AttributeError):  # a stream that is closed by now has no descriptor
+            with suppress(OSError, ValueError, AttributeError):  # a closed stream has no descriptor
                 lost = cast("TextIO", self._lost).fileno()
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, lost)
@@ -127,16 +127,16 @@ STDOUT, STDERR = Stream("stdout"), Stream("stderr")
 
 @contextmanager
 def standard_streams(required: bool) -> Iterator[None]:
-    """For a whole program: standard streams that can be used, also where the shell has closed them (`>&-`).
+    """Provide usable standard streams for a whole program, even if the shell has closed them (`>&-`).
 
-    `required`: stop with OutputClosed once stdout is lost.
+    `required`: raise OutputClosed once stdout cannot be written to.
     """
-    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a file of ours would be opened as stdin or stdout
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # otherwise the next opened file would become stdin or stdout
         os.set_inheritable(null, True)
     os.close(null)
     before = sys.stdout, sys.stderr
     nowhere = open(os.devnull, "w", encoding="utf-8") if None in before else None  # noqa: PTH123, SIM115
-    sys.stdout, sys.stderr = (nowhere if one is None else one for one in before)  # libraries call their methods
+    sys.stdout, sys.stderr = (stream or nowhere for stream in before)  # libraries call their methods
     STDOUT.failure, STDOUT.required = None, required
     try:
         yield
@@ -154,42 +154,42 @@ def standard_streams(required: bool) -> Iterator[None]:
 # ---------------------------------------------------------------- lines
 
 
-def say(text: object = "", to: Stream = STDOUT) -> None:
-    """Print one line or several."""
+def print_line(text: object = "", to: Stream = STDOUT) -> None:
+    """Print one line or several, escaped."""
     to.write(printable(text, keep="\n") + "\n")
-    to.flush()  # so that stdout and stderr come in the order in which they were written
+    to.flush()  # keeps the order of stdout and stderr
     to.check()
 
 
-def message(text: object, kind: str = "") -> str:
-    """A message of the program. Lines after the first are indented, so that a newline in a name cannot forge one."""
+def format_message(text: object, kind: str = "") -> str:
+    """Return "vitreous: text". Later lines are indented, so that a newline in a name cannot forge a message."""
     first, *rest = printable(text, keep="\n").split("\n")
     return "\n".join([f"vitreous: {kind}{first}", *(line if line[:1] in ("", " ") else f"  {line}" for line in rest)])
 
 
-def complain(text: object, kind: str = "") -> None:
+def print_message(text: object, kind: str = "") -> None:
     """Print an error, or another `kind` of message such as "warning: ", to stderr."""
-    say(message(text, kind), STDERR)
+    print_line(format_message(text, kind), STDERR)
 
 
 # ---------------------------------------------------------------- rich
 
 
 def console(to: Stream = STDOUT, **options: Any) -> Console:
-    """A rich console on one of the streams. Whatever is printed there is text and not markup, and is escaped."""
-    return _escaping()(file=cast(IO[str], to), highlight=False, markup=False, emoji=False, **options)
+    """Return a rich console on one of the streams. Markup in printed text is not interpreted, and text is escaped."""
+    return _escaping_console()(file=cast(IO[str], to), highlight=False, markup=False, emoji=False, **options)
 
 
 @cache
-def _escaping() -> type[Console]:
-    """rich is imported when something is printed with it: `vitreous --help` does without."""
+def _escaping_console() -> type[Console]:
+    """Import rich only when it is used: `vitreous --help` does not need it."""
     from rich.console import Console
     from rich.segment import Segment
 
     class EscapingConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
-                if segment.control or segment.text.isprintable():  # `control`: sequences of rich itself
+                if segment.control or segment.text.isprintable():  # `control`: rich's own sequences
                     yield segment
                 else:
                     yield Segment(printable(segment.text, keep="\n"), segment.style)
@@ -197,11 +197,11 @@ def _escaping() -> type[Console]:
     return EscapingConsole
 
 
-# ---------------------------------------------------------------- what other libraries print
+# ---------------------------------------------------------------- output of other libraries
 
 
 class _Captured(io.StringIO):
-    """Looks like the stream that it stands in for."""
+    """A buffer with the properties of the stream that it replaces."""
 
     def __init__(self, stream: Stream):
         super().__init__()
@@ -215,7 +215,7 @@ class _Captured(io.StringIO):
         return self._encoding
 
     def emit(self, colours: bool) -> None:
-        """Print it escaped. On a terminal, `colours` may stay."""
+        """Print the buffer, escaped. `colours`: keep colour sequences on a terminal."""
         parts = COLOURS.split(self.getvalue()) if colours and self.terminal else [self.getvalue()]
         escaped = (part if number % 2 else printable(part, keep="\n\t") for number, part in enumerate(parts))
         self.stream.write("".join(escaped))
@@ -224,7 +224,7 @@ class _Captured(io.StringIO):
 
 @contextmanager
 def escaped_output(colours: bool = True) -> Iterator[None]:
-    """What any library prints meanwhile is printed escaped in the end, on a terminal with its `colours`."""
+    """Collect what libraries print and print it escaped at the end; `colours`: keep its colours on a terminal."""
     out, err = _Captured(STDOUT), _Captured(STDERR)
     try:
         with redirect_stdout(out), redirect_stderr(err):

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.utils.console import STDERR, STDOUT, console, message, printable
+from vitreous.utils.console import STDERR, STDOUT, console, format_message, printable
 
 Advance = Callable[..., None]
 """`advance(count, position, numbers)`: `count` more is done; the texts are shown next to the bar."""
@@ -44,7 +44,7 @@ class ProgressReporter:
 
     def note(self, text: str) -> None:
         """Print a message on stderr, above the progress bar."""
-        self.notes.print(message(text), soft_wrap=True)
+        self.notes.print(format_message(text), soft_wrap=True)
 
     def note_once(self, texts: Iterable[str]) -> None:
         """Print each message that was not printed by this method before, in this or another part of the run."""

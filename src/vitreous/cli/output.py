@@ -1,0 +1,198 @@
+"""What commands print and write: tables, JSON, progress bars, warnings, and checks of output paths."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitreous.utils.console import STDERR, STDOUT, console, json_text, print_line, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from vitreous.evaluation.progress_bar import ProgressBar, Tick
+    from vitreous.utils.atomic import Names
+    from vitreous.utils.progress import ProgressReporter
+
+MAX_NAMED = 10  # unreadable images whose names are printed
+
+
+def make_reporter(json: bool) -> "ProgressReporter":
+    """Return a reporter for a command. With --json, notes and bars go to stderr even if stdout is a terminal."""
+    from vitreous.utils.progress import ProgressReporter
+
+    reporter = ProgressReporter()
+    if json:
+        reporter.notes = console(STDERR)
+    return reporter
+
+
+def image_progress_bar(reporter: "ProgressReporter") -> "ProgressBar":
+    """Return a function that opens progress bars, which count images and show images per second."""
+
+    @contextmanager
+    def bar(title: str, images: int) -> "Iterator[Tick]":
+        started, done = time.perf_counter(), 0
+        with reporter.bar(title, images) as advance:
+
+            def tick(count: int) -> None:
+                nonlocal done
+                done += count
+                advance(count, f"{done / max(1e-9, time.perf_counter() - started):,.0f} images/s")
+
+            yield tick
+
+    return bar
+
+
+@contextmanager
+def transient_progress_bar(console: "Console", total: int, shown: bool) -> "Iterator[Callable[[], None]]":
+    """Show a bar with images per second and time left, which disappears at the end. Yields a function to call for each
+    image."""
+    from datetime import timedelta
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task
+    from rich.text import Text
+
+    class MeanRate(ProgressColumn):  # images come in batches, and rich's own rate would jump
+        def render(self, task: Task) -> Text:
+            if not task.completed or not task.elapsed:
+                return Text("")
+            rate = task.completed / task.elapsed
+            return Text(f"{rate:,.0f} images/s  {timedelta(seconds=round((task.remaining or 0) / rate))} left")
+
+    bar = Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        MeanRate(),
+        console=console,
+        transient=True,
+        disable=not shown,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def interrupt_message(resumable: bool) -> Iterator[None]:
+    """Give Ctrl-C a message. `resumable`: finished features are cached, and the command can be repeated."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = "stopped; finished features are kept, and the same command continues from there"
+        raise KeyboardInterrupt(text if resumable else "stopped") from None
+
+
+def print_notes(reporter: "ProgressReporter", notes: Iterable[str]) -> None:
+    """Print notes about the model and the data in grey."""
+    for note in notes:
+        reporter.notes.print(printable(note), style="dim", soft_wrap=True)
+
+
+def print_warnings(reporter: "ProgressReporter", warnings: Iterable[str]) -> None:
+    """Print warnings about the validity of the results in bold red."""
+    for text in warnings:
+        reporter.notes.print(f"WARNING: {printable(text)}", style="bold red", soft_wrap=True)
+
+
+def exit_if_unreadable(reporter: "ProgressReporter", reasons: "Sequence[str]") -> None:
+    """If images could not be read, print their names and exit with code 1."""
+    for reason in reasons[:MAX_NAMED]:
+        reporter.note(printable(reason))
+    if reasons:
+        rest = f" (the first {MAX_NAMED} are listed above)" if len(reasons) > MAX_NAMED else ""
+        reporter.note(f"{len(reasons):,} images cannot be read{rest}; they are left out")
+        raise SystemExit(1)
+
+
+def check_output_paths(
+    folder: Path | None, replaceable: "Names", *files: Path | None, overwrite: bool = False, figures: bool = True
+) -> None:
+    """Raise an error now if the results of a long command cannot be written at its end.
+
+    `replaceable`: names of the files in `folder` that `overwrite` may replace. `figures`: figures are written too.
+    """
+    from vitreous.errors import VitreousError
+    from vitreous.utils.atomic import check_output
+    from vitreous.utils.figures import require_matplotlib
+
+    outputs = [(file, file.absolute().parent) for file in files if file is not None]
+    if folder is not None:
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        outputs.append((folder, existing))
+        if figures:
+            require_matplotlib()
+    for path, parent in outputs:
+        if not parent.is_dir():
+            raise VitreousError(f"{path}: cannot be written, because {parent} is not a folder")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise VitreousError(f"{path}: cannot be written, because {parent} is not writable")
+        if path is not folder and path.is_dir():
+            raise VitreousError(f"{path}: this is a folder; give the name of a file")
+        check_output(path, overwrite, replaceable if path is folder else None)
+
+
+def write_json(path: Path, value: dict[str, object]) -> None:
+    """Write a JSON file atomically."""
+    from vitreous.utils.atomic import atomic_file
+    from vitreous.utils.json_files import dump_json
+
+    with atomic_file(path) as temporary:
+        dump_json(temporary, value)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document, in ASCII. With --json a command prints nothing else on stdout."""
+    print_line(json_text(value))
+
+
+def print_figure_paths(paths: Iterable[Path], folder: Path, json: bool) -> None:
+    """Print where figures were written: to stderr if stdout is JSON."""
+    print_line(f"figures: {', '.join(str(folder / path.name) for path in paths)}", STDERR if json else STDOUT)
+
+
+def print_table(table: "Table", fold: bool = True) -> None:
+    """Print a table. In a pipe, lines are at most 120 columns wide if `fold`, and have no trailing spaces."""
+    if STDOUT.isatty():
+        console(STDOUT).print(table)
+        STDOUT.check()
+        return
+    pipe = console(STDOUT, width=10_000, color_system=None)
+    pipe.width = 120 if fold else max(120, pipe.measure(table).maximum)
+    with pipe.capture() as captured:
+        pipe.print(table)
+    print_line("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def print_columns(columns: "list[tuple[str, list[str]]]", text_columns: int = 1) -> None:
+    """Print an empty line and a table. The first `text_columns` are aligned to the left, the others to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, (name, _) in enumerate(columns):
+        justify = "left" if number < text_columns else "right"
+        table.add_column(Text(printable(name)), justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    print_line()
+    print_table(table, fold=False)
+
+
+def print_facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Print a table of names and values. Values may come from files: markup in them is not interpreted."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(printable(value, keep="\n")))
+    print_table(table)

@@ -12,8 +12,8 @@ from pathlib import Path
 import vitreous
 from vitreous import inspection
 from vitreous.data.builtin import photographs
-from vitreous.inspection.figures import Look, table
-from vitreous.utils.figures import rendered
+from vitreous.inspection.figures import MapLayout, draw_map_table
+from vitreous.utils.figures import render_figure
 from vitreous.utils.images import decode
 
 LAYERS = (1, 4, 7, 10)
@@ -36,9 +36,9 @@ def main() -> None:
         parser.error(str(error))
     heads = found.seen_from().mean(2)[:, 0]  # (layers, rows, cols), averaged over heads
     titles = [f"layer {layer + 1}" for layer in LAYERS]
-    look = Look("attention of the class token", alone=True)
-    figure = table(heads[None], [""], titles, "share of the attention", shown.pixels(image), look)
-    arguments.out.write_bytes(rendered(figure, "png", 110))
+    layout = MapLayout("attention of the class token", single_row=True)
+    figure = draw_map_table(heads[None], [""], titles, "attention weight", shown.pixels(image), layout)
+    arguments.out.write_bytes(render_figure(figure, "png", 110))
     print(f"{found.grid[0]} x {found.grid[1]} patches; drawn to {arguments.out}")
 
 

@@ -21,7 +21,7 @@ from vitreous.evaluation.measures import Measure
 from vitreous.experiments.compare import Comparison, ComparisonRow
 from vitreous.experiments.compare_figure import draw_comparison
 from vitreous.inspection import depth_readout, figures, relevance
-from vitreous.utils.figures import label, rendered
+from vitreous.utils.figures import label_text, render_figure
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -64,14 +64,14 @@ def relevances(names: tuple[str, ...]) -> Any:
 
 
 def tables(names: tuple[str, ...]) -> Any:
-    return figures.table(torch.rand(len(names), len(names), 2, 2), names, names, "share")
+    return figures.draw_map_table(torch.rand(len(names), len(names), 2, 2), names, names, "share")
 
 
 @pytest.mark.parametrize("draw", [readout, relevances, tables])
 def test_figures_of_inspection(draw: Callable[[tuple[str, ...]], Any]) -> None:
     figure = draw(NAMES)
     for kind in ("png", "svg"):
-        assert len(rendered(figure, kind, 40)) < 2_000_000
+        assert len(render_figure(figure, kind, 40)) < 2_000_000
 
 
 @pytest.mark.parametrize("draw", [readout, relevances, tables])
@@ -120,8 +120,8 @@ def test_a_sheet(tmp_path: Path) -> None:
 
 
 def test_what_is_drawn_of_a_name() -> None:
-    assert label("cat") == "cat"
-    assert label("$x^{") == "$x^{"
-    assert label("a\nb\x1b") == "a\ufffdb\ufffd"
-    assert label("x" * 100, 10) == "x" * 9 + "…"
-    assert label("x" * 10, 10) == "x" * 10
+    assert label_text("cat") == "cat"
+    assert label_text("$x^{") == "$x^{"
+    assert label_text("a\nb\x1b") == "a\ufffdb\ufffd"
+    assert label_text("x" * 100, 10) == "x" * 9 + "…"
+    assert label_text("x" * 10, 10) == "x" * 10

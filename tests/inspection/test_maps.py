@@ -1,4 +1,4 @@
-"""Attention as it is, rolled out, weighted by gradients, and how far it reaches: against loops that spell it out."""
+"""Attention maps, rollout, relevance and attention distance, compared with explicit loops."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def bit() -> BiT:
 # ---------------------------------------------------------------- attention
 
 
-def test_attention_is_exact(model: VisionTransformer) -> None:
+def test_attention_weights_are_exact(model: VisionTransformer) -> None:
     x = images(2, 3, 32, 64)
     found = inspection.attention(model, x)
     tokens = model.config.prefix + found.grid[0] * found.grid[1]
@@ -49,7 +49,7 @@ def test_attention_is_exact(model: VisionTransformer) -> None:
             torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
 
 
-def test_layers_and_heads_come_as_they_are_asked_for() -> None:
+def test_layers_and_heads_in_the_requested_order() -> None:
     model, x = tiny_vit(depth=3), images(1, 3, 32, 32)
     whole, part = inspection.attention(model, x), inspection.attention(model, x, layers=[-1, 0], heads=[2, 0])
     assert (part.layers, part.heads) == ((2, 0), (2, 0))
@@ -61,7 +61,7 @@ def test_layers_and_heads_come_as_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("size", ["32x32", "48x80"])
-def test_attention_of_dino(size: str) -> None:
+def test_attention_equals_dino(size: str) -> None:
     parameters, facts = oracle("dino_vit")
     fields: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 2, "heads": 3, "num_classes": 0}
     model = VisionTransformer(ViTConfig(**fields, gelu="erf", resample="dino"))
@@ -70,42 +70,42 @@ def test_attention_of_dino(size: str) -> None:
     assert relative_error(found.weights[0], facts[f"attn_last_{size}"]) <= 1e-5
 
 
-def test_a_network_without_attention_says_what_it_can_show() -> None:
+def test_a_bit_has_no_attention() -> None:
     x = images(1, 3, 32, 32)
-    for look in (inspection.attention, inspection.rollout, inspection.relevance, inspection.attention_distance):
-        with pytest.raises(VitreousError, match="no attention; it can show embedding_filters"):
-            look(bit(), x)
+    for inspect in (inspection.attention, inspection.rollout, inspection.relevance, inspection.attention_distance):
+        with pytest.raises(VitreousError, match="no attention; available are embedding_filters"):
+            inspect(bit(), x)
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
-        ({"layers": [3]}, r"layers: \[3\] not among the 3 there are; use -3 to 2"),
-        ({"layers": []}, "layers: none were asked for; there are 0 to 2"),
-        ({"heads": [5]}, r"heads: \[5\] not among the 3 there are; use -3 to 2"),
+        ({"layers": [3]}, r"layers: \[3\] out of range: the model has 3 layers; use -3 to 2"),
+        ({"layers": []}, "layers: the list is empty; expected 0 to 2"),
+        ({"heads": [5]}, r"heads: \[5\] out of range: the model has 3 heads; use -3 to 2"),
     ],
 )
-def test_what_is_not_there(asked: dict[str, Any], message: str) -> None:
+def test_layers_and_heads_out_of_range(requested: dict[str, Any], message: str) -> None:
     with pytest.raises(VitreousError, match=message):
-        inspection.attention(tiny_vit(depth=3), images(1, 3, 32, 32), **asked)
+        inspection.attention(tiny_vit(depth=3), images(1, 3, 32, 32), **requested)
 
 
 @pytest.mark.parametrize("source", ["register 1", "cls", (4, 0), (0, -1), 16, -1])
-def test_a_source_that_is_not_there(source: Any) -> None:
+def test_unknown_source_tokens_are_an_error(source: Any) -> None:
     found = inspection.rollout(tiny_vit(), images(1, 3, 32, 32))
     with pytest.raises(VitreousError, match="source = "):
         found.seen_from(source)
 
 
-def test_an_image_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_error_names_an_image_size_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = tiny_vit(depth=3), images(1, 3, 256, 512)  # 32 x 64 patches
     need = 4 * (9 + 6) * (1 + 32 * 64) ** 2
-    monkeypatch.setattr(internals, "free_memory", lambda device: need / internals.SHARE / 4)
+    monkeypatch.setattr(internals, "free_memory", lambda device: need / internals.MEMORY_SHARE / 4)
     with pytest.raises(VitreousError, match=r"256 x 512 px.*176 x 360 px would fit") as error:
         inspection.attention(model, x)
     assert "GiB" in str(error.value)
     inspection.attention(model, images(1, 3, 176, 360))
-    monkeypatch.setattr(internals, "free_memory", lambda device: 1 + need / internals.SHARE)
+    monkeypatch.setattr(internals, "free_memory", lambda device: 1 + need / internals.MEMORY_SHARE)
     assert inspection.attention(model, x).grid == (32, 64)
 
 
@@ -113,7 +113,7 @@ def test_an_image_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("fusion", "discard"), [("mean", 0.0), ("max", 0.0), ("min", 0.0), ("mean", 0.6)])
-def test_rollout_is_a_product(model: VisionTransformer, fusion: Any, discard: float) -> None:
+def test_rollout_equals_the_product_of_layers(model: VisionTransformer, fusion: Any, discard: float) -> None:
     x = images(2, 3, 32, 32)
     weights = inspection.attention(model, x).weights.double().numpy()
     tokens = weights.shape[-1]
@@ -131,7 +131,7 @@ def test_rollout_is_a_product(model: VisionTransformer, fusion: Any, discard: fl
         assert np.abs(found.seen_from(5)[number].numpy() - patch).max() < 1e-6
 
 
-def test_rollout_begins_where_the_head_looks() -> None:
+def test_rollout_starts_from_what_the_head_pools() -> None:
     x = images(1, 3, 32, 32)
     for pool, expected in (("token", [0]), ("gap", list(range(16)))):
         found = inspection.rollout(tiny_vit(pool=pool), x)
@@ -139,13 +139,13 @@ def test_rollout_begins_where_the_head_looks() -> None:
         torch.testing.assert_close(found.seen_from()[0], mean)
     model = tiny_vit(pool="map")
     found = inspection.rollout(model, x)
-    assert found.taken.sum().item() == pytest.approx(1, abs=1e-5)
-    assert found.taken.std() > 1e-4  # attention pooling prefers some
+    assert found.pooling.sum().item() == pytest.approx(1, abs=1e-5)
+    assert found.pooling.std() > 1e-4  # attention pooling is not uniform
     assert found.seen_from("class") is not None if "class" in found.names else found.names == ()
 
 
 @pytest.mark.parametrize("wrong", [{"fusion": "sum"}, {"discard": 1.0}, {"discard": -0.1}])
-def test_rollout_of_something_else(wrong: dict[str, Any]) -> None:
+def test_wrong_rollout_arguments(wrong: dict[str, Any]) -> None:
     with pytest.raises(VitreousError, match=next(iter(wrong))):
         inspection.rollout(tiny_vit(), images(1, 3, 32, 32), **wrong)
 
@@ -153,7 +153,7 @@ def test_rollout_of_something_else(wrong: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- distance and entropy
 
 
-def by_loops(model: VisionTransformer, x: Tensor, step: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def distance_by_loops(model: VisionTransformer, x: Tensor, step: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Mean distance in pixels and entropy in bits, (layers, heads)."""
     found = inspection.attention(model, x)
     rows, cols = found.grid
@@ -165,25 +165,25 @@ def by_loops(model: VisionTransformer, x: Tensor, step: tuple[int, int]) -> tupl
             for q in range(rows * cols):
                 row = weights[prefix + q]
                 entropy[place] -= sum(w * np.log2(w) for w in row if w > 0) / (rows * cols * len(x))
-                there = row[prefix:] / row[prefix:].sum()
+                patches = row[prefix:] / row[prefix:].sum()
                 for k in range(rows * cols):
                     apart = np.hypot(step[0] * (q // cols - k // cols), step[1] * (q % cols - k % cols))
-                    distance[place] += there[k] * apart / (rows * cols * len(x))
+                    distance[place] += patches[k] * apart / (rows * cols * len(x))
     return distance, entropy
 
 
 @pytest.mark.parametrize("kind", ["plain", "registers", "gap", "hybrid"])
-def test_distance_and_entropy_by_loops(kind: str) -> None:
+def test_distance_and_entropy_equal_loops(kind: str) -> None:
     model, x = tiny_vit(depth=2, **KINDS[kind]), images(2, 3, 32, 48)
     step = (8, 8) if kind != "hybrid" else (SMALL_RESNET.stride, SMALL_RESNET.stride)
-    distance, entropy = by_loops(model, x, step)
+    distance, entropy = distance_by_loops(model, x, step)
     found = inspection.attention_distance(model, x)
     assert found.images == 2
     assert np.abs(found.distance.numpy() - distance).max() < 1e-4
     assert np.abs(found.entropy.numpy() - entropy).max() < 1e-5
 
 
-def test_distances_of_batches_are_those_of_all() -> None:
+def test_distance_over_batches_equals_one_batch() -> None:
     model, x = tiny_vit(depth=2), images(5, 3, 32, 32)
     whole, parts = inspection.attention_distance(model, x), inspection.attention_distance(model, x.split(2))
     torch.testing.assert_close(whole.distance, parts.distance)
@@ -196,8 +196,8 @@ def test_distances_of_batches_are_those_of_all() -> None:
 # ---------------------------------------------------------------- relevance
 
 
-def test_relevance_of_one_layer_by_hand() -> None:
-    """The gradient of a logit with respect to the weights, spelled out."""
+def test_relevance_of_one_layer_equals_its_formula() -> None:
+    """Attention times the gradient of a logit with respect to it, computed step by step."""
     model, x = tiny_vit(depth=1), images(2, 3, 32, 32)
     block = model.blocks[0]
     with torch.no_grad():
@@ -216,13 +216,13 @@ def test_relevance_of_one_layer_by_hand() -> None:
     torch.testing.assert_close(found.probabilities[:, 0], logits.softmax(-1)[:, 3].detach())
 
 
-def test_relevance_is_rolled_out() -> None:
-    """R + E R from the identity, of what `explicit` keeps."""
-    from vitreous.inspection.relevance_maps import explicit
+def test_relevance_is_rolled_out_over_layers() -> None:
+    """R + E R starting with the identity, from the recorded attention."""
+    from vitreous.inspection.relevance_maps import record_attention
 
     model, x = tiny_vit(depth=3, pool="gap"), images(1, 3, 32, 32)
     kept: list[Tensor] = []
-    with explicit(model, kept):
+    with record_attention(model, kept):
         logits = model(x)
     gradients = torch.autograd.grad(logits[0, 2], kept)
     rolled = np.eye(16)
@@ -233,10 +233,10 @@ def test_relevance_is_rolled_out() -> None:
     assert np.abs(found - expected).max() < 1e-5 * expected.max()
 
 
-def test_classes_have_maps_of_their_own(model: VisionTransformer) -> None:
+def test_relevance_differs_between_classes(model: VisionTransformer) -> None:
     x = images(2, 3, 32, 32)
     if model.config.num_classes == 0:
-        with pytest.raises(VitreousError, match="no classes to ask about"):
+        with pytest.raises(VitreousError, match="does not classify images"):
             inspection.relevance(model, x)
         return
     found = inspection.relevance(model, x, top=3)
@@ -247,14 +247,14 @@ def test_classes_have_maps_of_their_own(model: VisionTransformer) -> None:
     assert not found.maps.requires_grad
 
 
-def test_two_things_in_one_picture() -> None:
-    """A model that has learnt to name the colour of one patch among grey ones is shown two at once."""
+def test_relevance_locates_two_objects_in_one_image() -> None:
+    """A model trained to classify the colour of one patch gets an image with two coloured patches."""
     torch.manual_seed(0)
     colours = torch.tensor([[2.0, -1, -1], [-1, 2, -1], [-1, -1, 2]])
 
-    def picture(things: list[tuple[int, int]]) -> Tensor:
+    def image(objects: list[tuple[int, int]]) -> Tensor:
         x = 0.3 * torch.randn(3, 32, 32)
-        for colour, place in things:
+        for colour, place in objects:
             y, x_ = 8 * (place // 4), 8 * (place % 4)
             x[:, y : y + 8, x_ : x_ + 8] += colours[colour][:, None, None]
         return x
@@ -263,33 +263,36 @@ def test_two_things_in_one_picture() -> None:
     optimiser = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(120):
         truth, places = torch.randint(0, 3, (32,)), torch.randint(0, 16, (32,))
-        x = torch.stack([picture([one]) for one in zip(truth.tolist(), places.tolist(), strict=True)])
+        x = torch.stack([image([one]) for one in zip(truth.tolist(), places.tolist(), strict=True)])
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(model(x), truth).backward()
         optimiser.step()
-    found = inspection.relevance(model, picture([(0, 1), (1, 14)])[None], [0, 1]).maps[0].flatten(1)
+    found = inspection.relevance(model, image([(0, 1), (1, 14)])[None], [0, 1]).maps[0].flatten(1)
     assert found.argmax(1).tolist() == [1, 14]
     assert found[0, 1] > 3 * found[0, 14]
     assert found[1, 14] > 3 * found[1, 1]
 
 
-def test_a_head_of_zeros_has_no_relevance() -> None:
+def test_relevance_of_a_zero_head_is_an_error() -> None:
     model = tiny_vit()
     torch.nn.init.zeros_(model.head.weight)
-    with pytest.raises(VitreousError, match="is the head still at zero"):
+    with pytest.raises(VitreousError, match="are the head's weights all zero"):
         inspection.relevance(model, images(1, 3, 32, 32))
 
 
-@pytest.mark.parametrize(("asked", "message"), [({"classes": [7]}, r"\[7\] not among the 7"), ({"top": 8}, "1 to 7")])
-def test_classes_that_are_not_there(asked: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("requested", "message"),
+    [({"classes": [7]}, r"\[7\] out of range: the model has 7 classes"), ({"top": 8}, "1 to 7")],
+)
+def test_classes_out_of_range(requested: dict[str, Any], message: str) -> None:
     with pytest.raises(VitreousError, match=message):
-        inspection.relevance(tiny_vit(), images(1, 3, 32, 32), **asked)
+        inspection.relevance(tiny_vit(), images(1, 3, 32, 32), **requested)
 
 
-# ---------------------------------------------------------------- nothing is left behind
+# ---------------------------------------------------------------- state of the model
 
 
-def test_a_model_is_left_as_it_was(model: VisionTransformer) -> None:
+def test_modes_and_gradients_of_the_model_are_restored(model: VisionTransformer) -> None:
     x = images(1, 3, 32, 32)
     model.train()
     model.blocks[1].eval()
@@ -299,7 +302,7 @@ def test_a_model_is_left_as_it_was(model: VisionTransformer) -> None:
     for parameter in model.blocks[0].parameters():
         parameter.requires_grad_(False)
     wanted = [parameter.requires_grad for parameter in model.parameters()]
-    with torch.inference_mode():  # somebody may already be in it
+    with torch.inference_mode():  # the caller may be in inference mode
         inspection.attention(model, x)
         inspection.rollout(model, x)
         inspection.attention_distance(model, x)
@@ -314,7 +317,7 @@ def test_a_model_is_left_as_it_was(model: VisionTransformer) -> None:
     assert all(p.grad is None for name, p in model.named_parameters() if name != "patch_embed.proj.weight")
     assert not any("forward" in vars(block.attn) for block in model.blocks)
     model.eval()
-    assert model(x).requires_grad  # and can be trained
+    assert model(x).requires_grad  # it can still be trained
 
 
 @pytest.mark.parametrize(
@@ -323,25 +326,25 @@ def test_a_model_is_left_as_it_was(model: VisionTransformer) -> None:
         (torch.zeros(3, 32, 32), "got a tensor of shape \\(3, 32, 32\\)"),
         (torch.zeros(0, 3, 32, 32), "a batch of one or more"),
         (np.zeros((1, 3, 32, 32)), "got ndarray"),
-        (torch.full((1, 3, 32, 32), torch.nan), "some pixels are not numbers"),
+        (torch.full((1, 3, 32, 32), torch.nan), "some pixels are NaN"),
     ],
 )
-def test_what_is_no_batch_of_images(x: Any, message: str) -> None:
+def test_wrong_batches_are_an_error(x: Any, message: str) -> None:
     model = tiny_vit()
-    for look in (inspection.attention, inspection.rollout, inspection.relevance, inspection.depth_readout):
+    for inspect in (inspection.attention, inspection.rollout, inspection.relevance, inspection.depth_readout):
         with pytest.raises(VitreousError, match=message):
-            look(model, x)
-    for look in (inspection.token_pca, lambda m, x: inspection.attention_distance(m, [x])):
+            inspect(model, x)
+    for inspect in (inspection.token_pca, lambda m, x: inspection.attention_distance(m, [x])):
         with pytest.raises(VitreousError, match=message):
-            look(model, x)
+            inspect(model, x)
 
 
-def test_whatever_is_around_the_model() -> None:
+def test_wrapped_and_compiled_models() -> None:
     model, x = tiny_vit(), images(1, 3, 32, 32)
     expected = inspection.relevance(model, x)
-    for around in (torch.compile(model), torch.nn.DataParallel(model)):
-        assert torch.equal(inspection.attention(around, x).weights, inspection.attention(model, x).weights)
-        assert torch.equal(inspection.relevance(around, x).maps, expected.maps)
+    for wrapper in (torch.compile(model), torch.nn.DataParallel(model)):
+        assert torch.equal(inspection.attention(wrapper, x).weights, inspection.attention(model, x).weights)
+        assert torch.equal(inspection.relevance(wrapper, x).maps, expected.maps)
     model.checkpoint_activations = True
     assert torch.equal(inspection.relevance(model, x).maps, expected.maps)
     assert model.checkpoint_activations
@@ -353,7 +356,7 @@ def test_whatever_is_around_the_model() -> None:
         inspection.attention(torch.nn.Linear(3, 3), x)  # type: ignore[arg-type]
 
 
-LOOKS: dict[str, Any] = {
+INSPECTIONS: dict[str, Any] = {
     "attention": inspection.attention,
     "rollout": inspection.rollout,
     "relevance": inspection.relevance,
@@ -369,7 +372,7 @@ def scaled(module: Any, inputs: Any) -> Any:
     return (2 * inputs[0], *inputs[1:])
 
 
-CHANGES: dict[str, tuple[Any, str, set[str]]] = {  # with what it is called, and which tools it does not concern
+CHANGES: dict[str, tuple[Any, str, set[str]]] = {  # change, error message, inspections that still work
     "hook before a block": (
         lambda m: m.blocks[0].register_forward_pre_hook(scaled),
         "blocks.0 has hooks",
@@ -381,7 +384,7 @@ CHANGES: dict[str, tuple[Any, str, set[str]]] = {  # with what it is called, and
         {"depth_readout", "token_pca", "embedding_filters"},
     ),
     "hook before the model": (lambda m: m.register_forward_pre_hook(scaled), "the model has hooks", set()),
-    "hook on the MLP": (lambda m: m.blocks[0].mlp.register_forward_hook(lambda *a: None), "", set(LOOKS)),
+    "hook on the MLP": (lambda m: m.blocks[0].mlp.register_forward_hook(lambda *a: None), "", set(INSPECTIONS)),
     "fewer blocks": (lambda m: m.blocks.pop(0), "blocks.2 is missing", set()),
     "other heads": (
         lambda m: setattr(m.blocks[0].attn, "heads", 2),
@@ -391,37 +394,36 @@ CHANGES: dict[str, tuple[Any, str, set[str]]] = {  # with what it is called, and
     "other head": (
         lambda m: setattr(m, "head", torch.nn.Linear(48, 3)),
         "head.out_features is 3, not 7",
-        set(LOOKS) - {"relevance", "depth_readout"},
+        set(INSPECTIONS) - {"relevance", "depth_readout"},
     ),
-    "compiled in place": (lambda m: m.compile(backend="eager"), "", set(LOOKS)),
+    "compiled in place": (lambda m: m.compile(backend="eager"), "", set(INSPECTIONS)),
 }
 
 
-@pytest.mark.parametrize(("change", "words", "shown"), CHANGES.values(), ids=CHANGES)
-def test_a_model_that_was_changed(change: Any, words: str, shown: set[str]) -> None:
-    """Where what is shown would not be what the model computes, it is refused by name."""
+@pytest.mark.parametrize(("change", "message", "working"), CHANGES.values(), ids=CHANGES)
+def test_modified_models_are_refused_if_results_would_be_wrong(change: Any, message: str, working: set[str]) -> None:
     model, x = tiny_vit(depth=3), images(1, 3, 32, 32)
     change(model)
-    for name, look in LOOKS.items():
-        if name in shown:
-            look(model, x)
+    for name, inspect in INSPECTIONS.items():
+        if name in working:
+            inspect(model, x)
             continue
         with pytest.raises(VitreousError) as caught:
-            look(model, x)
-        assert str(caught.value).startswith(f"{name}: the model is not as its config describes it")
-        assert words in str(caught.value)
+            inspect(model, x)
+        assert str(caught.value).startswith(f"{name}: the model differs from its config")
+        assert message in str(caught.value)
 
 
-def test_blocks_that_are_one_and_the_same() -> None:
+def test_shared_blocks() -> None:
     model, x = tiny_vit(depth=3), images(1, 3, 32, 32)
     model.blocks = torch.nn.ModuleList([model.blocks[0]] * 3)
     copies = tiny_vit(depth=3)
     copies.load_state_dict(model.state_dict())
-    for look in (inspection.relevance, inspection.relevance):  # the second finds it as it was
-        assert torch.equal(look(model, x).maps, look(copies, x).maps)
+    for inspect in (inspection.relevance, inspection.relevance):  # the first call restores the model
+        assert torch.equal(inspect(model, x).maps, inspect(copies, x).maps)
 
 
-def test_a_class_that_nothing_speaks_for() -> None:
+def test_relevance_of_a_class_with_zero_weights_is_an_error() -> None:
     model = tiny_vit()
     torch.nn.init.zeros_(model.head.weight[1])
     with pytest.raises(VitreousError, match="class 1 does not depend on the image"):
@@ -429,7 +431,7 @@ def test_a_class_that_nothing_speaks_for() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[1.5], ["a"], []])
-def test_numbers_that_are_none(wrong: Any) -> None:
+def test_indices_must_be_integers(wrong: Any) -> None:
     model, x = tiny_vit(), images(1, 3, 32, 32)
     with pytest.raises(VitreousError, match="classes: "):
         inspection.relevance(model, x, wrong)
@@ -440,16 +442,16 @@ def test_numbers_that_are_none(wrong: Any) -> None:
 
 def test_figures(model: VisionTransformer, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from vitreous.utils.figures import rendered
+    from vitreous.utils.figures import render_figure
 
-    x, picture = images(1, 3, 32, 64), np.zeros((32, 64, 3), np.uint8)
+    x, pixels = images(1, 3, 32, 64), np.zeros((32, 64, 3), np.uint8)
     drawn = [
-        inspection.attention(model, x, [0, -1]).figure(picture, (1, 2)),
-        inspection.rollout(model, x).figure([picture]),
+        inspection.attention(model, x, [0, -1]).figure(pixels, (1, 2)),
+        inspection.rollout(model, x).figure([pixels]),
         inspection.attention_distance(model, x).figure(),
     ]
     if model.config.num_classes:
-        drawn += [inspection.relevance(model, x, top=2).figure(picture), inspection.depth_readout(model, x).figure()]
+        drawn += [inspection.relevance(model, x, top=2).figure(pixels), inspection.depth_readout(model, x).figure()]
     for figure in drawn:
-        assert rendered(figure, "png", 50).startswith(b"\x89PNG")
-        assert b"<svg" in rendered(figure, "svg")
+        assert render_figure(figure, "png", 50).startswith(b"\x89PNG")
+        assert b"<svg" in render_figure(figure, "svg")

@@ -1,11 +1,10 @@
-"""Looking into a model: who attends to what, how far, what the first layer and the positions have learnt, and what
-becomes of the tokens.
+"""Inspection of models: attention maps, rollout, relevance, attention distance, filters, positions and tokens.
 
-Each function takes a model that `vitreous.load` opened and, where it needs them, a batch of images as the model is
-shown them. It returns plain tensors with the grid they lie on, which draw themselves with `figure()`.
+Each function takes a model from `vitreous.load` and, if needed, a batch of preprocessed images. It returns plain
+tensors with the patch grid; `figure()` draws them.
 """
 
-from vitreous.inspection.attention_maps import Attention, Rollout, attention, rollout
+from vitreous.inspection.attention_maps import AttentionMaps, Rollout, attention, rollout
 from vitreous.inspection.distance import Distances, attention_distance
 from vitreous.inspection.embeddings import Filters, Positions, embedding_filters, position_similarity
 from vitreous.inspection.relevance_maps import Relevance, relevance
@@ -19,7 +18,7 @@ from vitreous.inspection.tokens import (
 )
 
 __all__ = [
-    "Attention",
+    "AttentionMaps",
     "Components",
     "Distances",
     "Filters",

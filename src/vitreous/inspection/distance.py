@@ -1,4 +1,4 @@
-"""How far attention reaches, and how many tokens it is spread over: the paper's figure 7, right."""
+"""Attention distance and entropy of every head, as in figure 7 (right) of the ViT paper."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vitreous.inspection.internals import (
     NORMS,
     POOL,
     STEM,
-    check_room,
-    pixels_of,
-    ready,
-    walk,
-    with_attention,
+    check_attention_memory,
+    patch_pixels,
+    prepare_batch,
+    require_vit,
+    visit_attention,
 )
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid
@@ -33,59 +33,60 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distances:
-    """Of every head of every layer, the mean over patches as queries, and over images."""
+    """Attention distance and entropy of every head, averaged over query patches and images."""
 
     distance: Tensor  # (layers, heads), in pixels of the image
-    entropy: Tensor  # (layers, heads), in bits: spread evenly over n tokens, log2 n
+    entropy: Tensor  # (layers, heads), in bits; log2 n for uniform attention to n tokens
     images: int
-    largest: float  # distance that an even spread would have, in pixels; the mean over images
-    tokens: float  # that attention can choose from; the mean over images
+    largest: float  # distance of uniform attention in pixels, averaged over images
+    tokens: float  # number of tokens, averaged over images
 
     def figure(self) -> Figure:
-        """Distance and entropy against depth, a dot for each head."""
-        return figures.dots(
+        """Draw distance and entropy by layer, with a dot per head."""
+        return figures.draw_by_layer(
             [
-                (self.distance, "mean attention distance (px)", (self.largest, "looking everywhere alike")),
-                (self.entropy, "entropy of attention (bits)", (math.log2(self.tokens), "looking everywhere alike")),
+                (self.distance, "mean attention distance (px)", (self.largest, "uniform attention")),
+                (self.entropy, "entropy of attention (bits)", (math.log2(self.tokens), "uniform attention")),
             ],
             f"over {self.images:,} image{'s' * (self.images != 1)}",
         )
 
 
 def attention_distance(model: Model, images: Tensor | Iterable[Tensor]) -> Distances:
-    """How far each head looks. `images` is a batch, or any number of them, one after the other, of any sizes.
+    """Return the attention distance of every head. `images` is a batch, or an iterable of batches of any sizes.
 
-    The distance from the middle of the query's patch to that of each patch it looks at, weighted by attention; what
-    goes to class token and registers, which have no place, is left out, and the rest made to sum to one. Entropy is of
-    all of it. A query is any patch.
+    The distance is from the centre of the query patch to the centre of each key patch, weighted by attention. Class
+    token and registers have no position: their weights are left out and the rest is normalised to sum to one. The
+    entropy is over all tokens. Only patches are queries.
     """
-    model = with_attention(model, "attention_distance", STEM, IN_BLOCKS, NORMS, POOL, HEAD)
+    model = require_vit(model, "attention_distance", STEM, IN_BLOCKS, NORMS, POOL, HEAD)
     depth, heads, prefix = model.config.depth, model.config.heads, model.config.prefix
-    reach, spread = (torch.zeros(depth, heads, dtype=torch.float64) for _ in range(2))
+    distance, entropy = (torch.zeros(depth, heads, dtype=torch.float64) for _ in range(2))
     count, largest, tokens = 0, 0.0, 0.0
     for one in [images] if isinstance(images, Tensor) else images:
-        batch = ready(model, one)
-        check_room(model, batch, 0, 4 * heads)
-        far = _apart(model.config.grid_at((batch.shape[2], batch.shape[3])), pixels_of(model.config)).to(batch.device)
+        batch = prepare_batch(model, one)
+        check_attention_memory(model, batch, 0, 4 * heads)
+        grid = model.config.grid_at((batch.shape[2], batch.shape[3]))
+        between = _patch_distances(grid, patch_pixels(model.config)).to(batch.device)
 
-        def see(layer: int, weights: Tensor, far: Tensor = far) -> None:
-            rows = weights[:, :, prefix:]  # of patches
-            there = rows[..., prefix:]
-            mean = (there * far).sum(-1) / there.sum(-1).clamp(min=1e-30)
-            reach[layer] += mean.mean(-1).double().sum(0).cpu()
-            spread[layer] += -torch.special.xlogy(rows, rows).sum(-1).mean(-1).double().sum(0).cpu() / math.log(2)
+        def visit(layer: int, weights: Tensor, between: Tensor = between) -> None:
+            rows = weights[:, :, prefix:]  # patches as queries
+            patches = rows[..., prefix:]
+            mean = (patches * between).sum(-1) / patches.sum(-1).clamp(min=1e-30)
+            distance[layer] += mean.mean(-1).double().sum(0).cpu()
+            entropy[layer] += -torch.special.xlogy(rows, rows).sum(-1).mean(-1).double().sum(0).cpu() / math.log(2)
 
-        walk(model, batch, range(depth), see)
+        visit_attention(model, batch, range(depth), visit)
         count += len(batch)
-        largest += len(batch) * far.mean().item()
-        tokens += len(batch) * (prefix + len(far))
+        largest += len(batch) * between.mean().item()
+        tokens += len(batch) * (prefix + len(between))
     if not count:
         raise VitreousError("attention_distance: there are no images")
-    return Distances(reach / count, spread / count, count, largest / count, tokens / count)
+    return Distances(distance / count, entropy / count, count, largest / count, tokens / count)
 
 
-def _apart(grid: Grid, pixels: tuple[int, int]) -> Tensor:
-    """(N, N): from the middle of each patch to that of each other, in pixels."""
+def _patch_distances(grid: Grid, pixels: tuple[int, int]) -> Tensor:
+    """Return the distances (N, N) between the centres of all patches, in pixels."""
     y, x = (torch.arange(n, dtype=torch.float32) * step for n, step in zip(grid, pixels, strict=True))
-    places = torch.cartesian_prod(y, x)
-    return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
+    centres = torch.cartesian_prod(y, x)
+    return torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")

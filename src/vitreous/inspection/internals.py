@@ -1,4 +1,4 @@
-"""What the tools for looking into a model share: which models they accept, how these are run, names of tokens."""
+"""Shared by all inspections: which models are supported, running them in eval mode, tokens by name, memory limits."""
 
 from __future__ import annotations
 
@@ -19,191 +19,195 @@ from vitreous.models.standard import differences, is_compiled, vitreous_model
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.utils.memory import free_memory
 
-Place = str | int | tuple[int, int]
-"""A token: "class", "register 1", the number of a patch, or its (row, column)."""
+Token = str | int | tuple[int, int]
+"""A token: "class", "register 1", the index of a patch, or its (row, column)."""
 
-SHARE = 0.8  # of the memory that is free, for what is kept of attention
+MEMORY_SHARE = 0.8  # of the free memory may be used for attention weights
 
 
-# Parts of a ViT by their names, as regular expressions. A tool that calls a part exactly as the model's own forward
-# does gives the right answer whatever is in it: adapters, hooks, another module.
+# Names of the parts of a ViT, as regular expressions. An inspection that calls a part exactly as the model's own
+# forward does is correct whatever the part contains: adapters, hooks, another module.
 STEM = r"patch_embed|backbone|drop"
-BLOCKS = r"blocks\.\d+"  # as a whole
+BLOCKS = r"blocks\.\d+"  # each as a whole
 IN_BLOCKS = r"blocks\.\d+\.(norm1|norm2|ls1|ls2|drop1|drop2|mlp|attn\.(qkv|proj|q_norm|k_norm))"
-NORMS = r"norm|fc_norm|pre_logits"  # behind the last block
+NORMS = r"norm|fc_norm|pre_logits"  # after the last block
 POOL, HEAD = "attn_pool", "head"
 UNITS = r"backbone\.(stem|stages\.\d+\.\d+|norm)"  # of a BiT
 
 
-def as_described(model: Any, what: str, *called: str) -> Model:
-    """The model without torch's wrappers, if it is what its config describes but for the parts that are only `called`.
-    What it shows would otherwise not be what it computes."""
+def require_unmodified(model: Any, what: str, *called: str) -> Model:
+    """Return the model without torch's wrappers. Raise an error if it differs from its config in a way that would make
+    the inspection `what` wrong. Modified parts are accepted if they are only `called` (patterns as above)."""
     found = vitreous_model(model, what)
-    for one in differences(found):
-        inside = any(re.fullmatch(rf"({part})(\..+)?", one.name) for part in called)
-        counted = one.kind == "module" and any(re.fullmatch(part, one.name) for part in called)  # missing, or one more
-        if one.kind not in ("compiled", "shared") and (counted or not inside):
+    for difference in differences(found):
+        inside = any(re.fullmatch(rf"({part})(\..+)?", difference.name) for part in called)
+        # The part itself is missing or additional.
+        whole = difference.kind == "module" and any(re.fullmatch(part, difference.name) for part in called)
+        if difference.kind not in ("compiled", "shared") and (whole or not inside):
             raise VitreousError(
-                f"{what}: the model is not as its config describes it, so that this would be wrong: {one}"
+                f"{what}: the model differs from its config, so the result would be wrong: {difference}"
             )
     return found
 
 
-def with_attention(model: Any, what: str, *called: str) -> VisionTransformer:
-    """The same, if it is a model that attends."""
+def require_vit(model: Any, what: str, *called: str) -> VisionTransformer:
+    """Return the model as `require_unmodified` does. Raise an error if it has no attention."""
     if isinstance(vitreous_model(model, what), BiT):
         raise VitreousError(
-            f"{what}: a BiT is a convolutional network and has no attention; it can show embedding_filters (of its"
-            " first convolution), patch_similarity and token_pca (of the maps behind its stages)"
+            f"{what}: a BiT is a convolutional network and has no attention; available are embedding_filters (first"
+            " convolution), patch_similarity and token_pca (feature maps of its stages)"
         )
-    return cast(VisionTransformer, as_described(model, what, *called))
+    return cast(VisionTransformer, require_unmodified(model, what, *called))
 
 
-def ready(model: Model, images: Tensor) -> Tensor:
-    """A batch as the model takes it, or one sentence about what is wrong with it."""
+def prepare_batch(model: Model, images: Tensor) -> Tensor:
+    """Check a batch of images, and move it to the model's device and dtype."""
     if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
         found = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
         raise VitreousError(f"images: expected a batch of one or more (B, channels, height, width), got {found}")
     parameter = next(model.parameters())
     images = images.detach().to(parameter.device, parameter.dtype)
     if not images.isfinite().all():
-        raise VitreousError("images: some pixels are not numbers (NaN or infinite)")
+        raise VitreousError("images: some pixels are NaN or infinite")
     return images
 
 
 @contextmanager
-def still(model: Model) -> Iterator[None]:
-    """In evaluation mode, its own precision and not compiled; afterwards every part is in the mode it was in."""
-    modes, again = [(module, module.training) for module in model.modules()], model.checkpoint_activations
+def eval_mode(model: Model) -> Iterator[None]:
+    """Run the model in eval mode, in its own precision and not compiled. Restore all modes afterwards."""
+    modes, checkpointing = [(module, module.training) for module in model.modules()], model.checkpoint_activations
     model.eval()
-    model.checkpoint_activations = False  # what is looked at is looked at once
+    model.checkpoint_activations = False  # recomputation would call the visitors of blocks twice
     try:
         with torch.autocast(next(model.parameters()).device.type, enabled=False), _not_compiled(model):
             yield
     finally:
-        model.checkpoint_activations = again
+        model.checkpoint_activations = checkpointing
         for module, mode in modes:
             module.training = mode
 
 
 def _not_compiled(model: Model) -> AbstractContextManager[Any]:
-    """What looks inside replaces parts for a while, which compiled code may not notice."""
+    """Run compiled modules eagerly: inspections replace methods temporarily, which compiled code may not notice."""
     if any(map(is_compiled, model.modules())):
         return cast(AbstractContextManager[Any], torch.compiler.set_stance("force_eager"))
     return nullcontext()
 
 
-def names_of(config: ViTConfig) -> tuple[str, ...]:
-    """What the tokens in front of the patches are called."""
+def prefix_names(config: ViTConfig) -> tuple[str, ...]:
+    """Return the names of the tokens before the patches."""
     return (*(["class"] if config.class_token else []), *(f"register {i + 1}" for i in range(config.registers)))
 
 
-def token_at(place: Place, names: Sequence[str], grid: Grid) -> int:
-    """The number of a token among all of them."""
+def token_index(token: Token, names: Sequence[str], grid: Grid) -> int:
+    """Return the index of a token in the sequence. `names`: of the tokens before the patches."""
     rows, cols = grid
-    if not isinstance(place, str | int | tuple):
-        raise VitreousError(f"source = {brief(place)}: expected a name, the number of a patch, or its (row, column)")
-    if isinstance(place, str):
-        if place in names:
-            return list(names).index(place)
-        there = ", ".join(map(repr, names)) or "none with a name"
-        raise VitreousError(f"source = {brief(place)}: this model has {there}, and patches (row, column)")
-    if isinstance(place, tuple):
-        if len(place) != 2 or not (0 <= place[0] < rows and 0 <= place[1] < cols):
-            raise VitreousError(f"source = {place}: expected (row, column) of {rows} x {cols} patches, from (0, 0)")
-        return len(names) + place[0] * cols + place[1]
-    if not 0 <= place < rows * cols:
-        raise VitreousError(f"source = {place}: expected a patch from 0 to {rows * cols - 1}")
-    return len(names) + place
+    if not isinstance(token, str | int | tuple):
+        raise VitreousError(f"source = {brief(token)}: expected a name, the index of a patch, or its (row, column)")
+    if isinstance(token, str):
+        if token in names:
+            return list(names).index(token)
+        available = ", ".join(map(repr, names)) or "no named tokens"
+        raise VitreousError(f"source = {brief(token)}: this model has {available}, and patches (row, column)")
+    if isinstance(token, tuple):
+        if len(token) != 2 or not (0 <= token[0] < rows and 0 <= token[1] < cols):
+            raise VitreousError(f"source = {token}: expected (row, column) of {rows} x {cols} patches, from (0, 0)")
+        return len(names) + token[0] * cols + token[1]
+    if not 0 <= token < rows * cols:
+        raise VitreousError(f"source = {token}: expected a patch from 0 to {rows * cols - 1}")
+    return len(names) + token
 
 
-def picked(numbers: Sequence[int] | None, count: int, what: str) -> list[int]:
-    """Layers or heads, from 0, negative ones from the end; None is all of them."""
+def pick_indices(numbers: Sequence[int] | None, count: int, what: str) -> list[int]:
+    """Return indices of layers, heads or classes. Negative ones count from the end; None: all."""
     if numbers is None:
         return list(range(count))
     if not numbers:
-        raise VitreousError(f"{what}: none were asked for; there are 0 to {count - 1}")
+        raise VitreousError(f"{what}: the list is empty; expected 0 to {count - 1}")
     try:
         return pick_layers([index(number) for number in numbers], count)
     except TypeError:
-        raise VitreousError(f"{what}: expected whole numbers from 0 to {count - 1}, got {brief(numbers)}") from None
+        raise VitreousError(f"{what}: expected integers from 0 to {count - 1}, got {brief(numbers)}") from None
     except VitreousError as error:
-        raise VitreousError(str(error).replace("layers", what, 1)) from None
+        raise VitreousError(str(error).replace("layers", what)) from None
 
 
-def check_room(model: VisionTransformer, images: Tensor, kept: int, transient: int) -> None:
-    """Whether attention can be held: `kept` maps of each image, and `transient` ones while it is computed."""
+def check_attention_memory(model: VisionTransformer, images: Tensor, kept: int, transient: int) -> None:
+    """Raise an error if attention weights do not fit into memory: per image `kept` maps in the result, and `transient`
+    maps during the computation."""
     height, width = images.shape[2:]
     rows, cols = model.config.grid_at((height, width))
     tokens = model.config.prefix + rows * cols
     maps = len(images) * (kept + transient)
-    free = round(SHARE * free_memory(images.device))
+    free = round(MEMORY_SHARE * free_memory(images.device))
     if 4 * maps * tokens**2 <= free:
         return
     step = [side // n for side, n in zip((height, width), (rows, cols), strict=True)]
-    most = max(1.0, (free / (4 * maps)) ** 0.5 - model.config.prefix)
-    shrink = (most / (rows * cols)) ** 0.5
+    max_patches = max(1.0, (free / (4 * maps)) ** 0.5 - model.config.prefix)
+    shrink = (max_patches / (rows * cols)) ** 0.5
     fits = [max(1, int(n * shrink)) * pixels for n, pixels in zip((rows, cols), step, strict=True)]
     raise VitreousError(
         f"attention over {tokens:,} tokens (an image of {height} x {width} px) takes {4 * maps * tokens**2 / 2**30:.1f}"
-        f" GiB for {len(images)} image{'s' * (len(images) > 1)}, and {free / 2**30:.1f} GiB can be had: {fits[0]} x"
+        f" GiB for {len(images)} image{'s' * (len(images) > 1)}, but {free / 2**30:.1f} GiB are available: {fits[0]} x"
         f" {fits[1]} px would fit, or fewer layers or images at a time"
     )
 
 
-def walk(
-    model: VisionTransformer, images: Tensor, layers: Sequence[int], see: Callable[[int, Tensor], None]
+def visit_attention(
+    model: VisionTransformer, images: Tensor, layers: Sequence[int], visit: Callable[[int, Tensor], None]
 ) -> tuple[Tensor, Grid]:
-    """Run the model up to the last of these layers, its attention fused, and show `see` the exact weights (B, heads, T,
-    T) of each in float32: those of a second q k product, one layer at a time. The tokens and the grid come back."""
-    wanted = set(layers)
+    """Run the model up to the last of these layers with fused attention. Return its tokens and the grid.
 
-    def visit(layer: int, block: Any, before: Tensor, after: Tensor, bias: Any) -> None:
-        if layer in wanted:
-            see(layer, block.attn.weights(block.norm1(before), bias).float())
+    `visit` is called with the index and the exact attention weights (B, heads, T, T) in float32 of each layer, one
+    layer at a time. The weights come from a second q k product.
+    """
+    visited = set(layers)
 
-    with still(model), torch.no_grad():
-        return model.encode(images, visit, max(layers))
+    def visit_block(layer: int, block: Any, before: Tensor, after: Tensor, bias: Any) -> None:
+        if layer in visited:
+            visit(layer, block.attn.weights(block.norm1(before), bias).float())
+
+    with eval_mode(model), torch.no_grad():
+        return model.encode(images, visit_block, max(layers))
 
 
-def pixels_of(config: ViTConfig) -> tuple[int, int]:
-    """Height and width of a patch, in pixels of the image."""
+def patch_pixels(config: ViTConfig) -> tuple[int, int]:
+    """Return height and width of a patch in pixels of the image."""
     stride = 1 if config.backbone is None else config.backbone.stride
     height, width = pair(config.patch_size)
     return height * stride, width * stride
 
 
-def pooled(model: VisionTransformer, tokens: Tensor) -> Tensor:
-    """How much the head takes from each token behind the last layer, (B, T): all of the class token, each patch alike,
-    or as attention pooling weighs them."""
+def pooling_weights(model: VisionTransformer, tokens: Tensor) -> Tensor:
+    """Return the weight of each token (B, T) of the last layer in the pooled representation: 1 for the class token,
+    equal weights of all patches, or the weights of attention pooling."""
     prefix = model.config.prefix
-    taken = tokens.new_zeros(tokens.shape[:2], dtype=torch.float32)
+    weights = tokens.new_zeros(tokens.shape[:2], dtype=torch.float32)
     pool = model.attn_pool
     if pool is not None:
         x = model.norm(tokens)[:, prefix:]
         q = pool.q(pool.latent).expand(len(x), -1, -1).unflatten(-1, (pool.heads, -1)).transpose(1, 2)
         k = pool.kv(x).unflatten(-1, (2, pool.heads, -1)).permute(2, 0, 3, 1, 4)[0]
-        taken[:, prefix:] = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).mean(1)[:, 0].float()
+        weights[:, prefix:] = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).mean(1)[:, 0].float()
     elif model.config.class_token and model.config.pool != "gap":
-        taken[:, 0] = 1
+        weights[:, 0] = 1
     else:
-        taken[:, prefix:] = 1 / (tokens.shape[1] - prefix)
-    return taken
+        weights[:, prefix:] = 1 / (tokens.shape[1] - prefix)
+    return weights
 
 
-def pooling(config: ViTConfig) -> str:
-    """What the head looks at, in words."""
+def describe_pooling(config: ViTConfig) -> str:
+    """Return what the head uses, as text."""
     if config.pool == "map":
         return "attention pooling"
     return "class token" if config.class_token and config.pool != "gap" else "mean of the patches"
 
 
-def answers(model: VisionTransformer, tokens: Tensor) -> Tensor:
-    """Logits (B, classes) in float32 of what the head makes of tokens, wherever in the model they come from."""
-    x = model.fc_norm(model.pool(model.norm(tokens)))
-    logits: Tensor = model.head(x if model.pre_logits is None else torch.tanh(model.pre_logits(x)))
+def head_logits(model: VisionTransformer, tokens: Tensor) -> Tensor:
+    """Return the logits (B, classes) in float32 of the model's norm, pooling and head for the tokens of any layer."""
+    logits: Tensor = model.head(model.representation(model.norm(tokens)))
     return logits.float()
 
 
-def probabilities(model: Model, logits: Tensor) -> Tensor:
+def class_probabilities(model: Model, logits: Tensor) -> Tensor:
     return logits.sigmoid() if model.multi_label else logits.softmax(-1)

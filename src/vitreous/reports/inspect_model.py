@@ -16,11 +16,19 @@ from PIL.Image import Image
 from torch import Tensor
 
 from vitreous.errors import SystemFaultError, VitreousError
-from vitreous.inspection.attention_maps import Attention, rollout
+from vitreous.inspection.attention_maps import AttentionMaps, rollout
 from vitreous.inspection.distance import Distances, attention_distance
 from vitreous.inspection.embeddings import embedding_filters, position_similarity
-from vitreous.inspection.figures import Look, table
-from vitreous.inspection.internals import as_described, check_room, names_of, pooling, probabilities, still, walk
+from vitreous.inspection.figures import MapLayout, draw_map_table
+from vitreous.inspection.internals import (
+    check_attention_memory,
+    class_probabilities,
+    describe_pooling,
+    eval_mode,
+    prefix_names,
+    require_unmodified,
+    visit_attention,
+)
 from vitreous.inspection.relevance_maps import relevance
 from vitreous.inspection.tokens import Readout, Similarity, depth_readout, patch_tokens, token_pca
 from vitreous.models.base import Model
@@ -28,9 +36,10 @@ from vitreous.models.checks import Grid
 from vitreous.models.cost import cost
 from vitreous.models.vit import VisionTransformer
 from vitreous.preprocessing import Preprocessing
+from vitreous.reports.coarse_attention import cell_membership, coarse_grid, pool_attention
 from vitreous.reports.inspection_page import InspectedImage, InspectionPage, PageFigure, write_inspection_page
 from vitreous.utils.atomic import atomic_folder, check_output
-from vitreous.utils.figures import check_drawing, rendered
+from vitreous.utils.figures import render_figure, require_matplotlib
 from vitreous.utils.json_files import dump_json
 from vitreous.utils.regular_files import read_text
 from vitreous.weights.model_info import content_hash, labels_of, preprocessing_of
@@ -86,8 +95,8 @@ def inspect_model(
     The folder must be empty or new. With `overwrite`, the folder of an earlier inspection is replaced once the new one
     is complete.
     """
-    check_drawing()
-    model = as_described(model, "inspect")
+    require_matplotlib()
+    model = require_unmodified(model, "inspect")
     check_output(out, overwrite, inspection_files)
     preprocessing = preprocessing_of(model)
     preprocessing = preprocessing if size is None else preprocessing.at(size)
@@ -163,7 +172,7 @@ class _Inspection:
         self.progress(label)
         batch = self._normalise(pixels)[None]
         if self.vit is not None:
-            check_room(self.vit, batch, 2, 4 * self.vit.config.heads)
+            check_attention_memory(self.vit, batch, 2, 4 * self.vit.config.heads)
         stem = _unique_name(Path(label).stem or "image", {name.rsplit("-", 1)[0] for name in self.figures})
         picture = np.ascontiguousarray(pixels.expand(3, -1, -1).clamp(0, 255).byte().permute(1, 2, 0).numpy())
         tokens = patch_tokens(self.model, batch, -1)[0]
@@ -221,8 +230,7 @@ class _Inspection:
         """Draw the similarity of the patch with the largest rollout weight, or of the centre patch, with all others."""
         patch = (grid[0] // 2, grid[1] // 2)
         if "rollout" in numbers:
-            place = int(np.argmax(numbers["rollout"]))
-            patch = (place // grid[1], place % grid[1])
+            patch = divmod(int(np.argmax(numbers["rollout"])), grid[1])
         cosines = similarity[patch[0] * grid[1] + patch[1]].unflatten(0, grid)
         drawn = Similarity(cosines[None], patch, -1).figure([picture])
         self._draw(
@@ -238,8 +246,8 @@ class _Inspection:
             text = "the head applied after each layer"
             self._draw(f"{stem}-depth", read.figure(), "Prediction by depth", text)
         else:
-            with still(self.model), torch.no_grad():
-                scores = probabilities(self.model, self.model(batch).float())
+            with eval_mode(self.model), torch.no_grad():
+                scores = class_probabilities(self.model, self.model(batch).float())
             read = Readout(scores[None], labels_of(self.model))
         found = read.probabilities[:, 0]
         order = found[-1].topk(min(TOP_CLASSES, found.shape[-1])).indices
@@ -255,28 +263,30 @@ class _Inspection:
         """Attention of all layers and heads, pooled to a coarser grid if there are too many weights for the page."""
         config = vit.config
         grid, prefix = config.grid_at((batch.shape[2], batch.shape[3])), config.prefix
-        coarse = _coarse_grid(grid, prefix, config.depth * config.heads)
-        share = _cell_membership(grid, coarse).to(batch.device) if coarse else None
-        kept: list[Tensor] = []
-        seen: list[Tensor] = []
+        coarse = coarse_grid(grid, prefix, config.depth * config.heads, MAX_WEIGHTS)
+        membership = cell_membership(grid, coarse).to(batch.device) if coarse else None
+        page_weights: list[Tensor] = []
+        class_maps: list[Tensor] = []
 
-        def see(layer: int, weights: Tensor) -> None:  # layer by layer, since all layers may not fit into memory
-            one = Attention(weights[None], grid, names_of(config), (layer,), tuple(range(config.heads)))
-            seen.append(one.seen_from()[0, 0].cpu())
-            kept.append((weights if share is None else _pool_attention(weights, share, prefix))[0].cpu())
+        def visit(layer: int, weights: Tensor) -> None:  # layer by layer, since all layers may not fit into memory
+            one = AttentionMaps(weights[None], grid, prefix_names(config), (layer,), tuple(range(config.heads)))
+            class_maps.append(one.seen_from()[0, 0].cpu())
+            pooled = weights if membership is None else pool_attention(weights, membership, prefix)
+            page_weights.append(pooled[0].cpu())
 
-        walk(vit, batch, range(config.depth), see)
-        maps = torch.stack(seen)
+        visit_attention(vit, batch, range(config.depth), visit)
+        maps = torch.stack(class_maps)
         rows, cols = [f"layer {n + 1}" for n in range(config.depth)], [f"head {n + 1}" for n in range(config.heads)]
         query = "class token" if config.class_token else "mean of the patches"  # independent of what the head pools
-        drawn = table(maps, rows, cols, "attention weight", picture, Look(f"attention of the {query}"))
+        layout = MapLayout(f"attention of the {query}")
+        drawn = draw_map_table(maps, rows, cols, "attention weight", picture, layout)
         self._draw(f"{stem}-attention", drawn, "Attention", f"of the {query}, in every layer and head")
         numbers["attention"] = _to_list(maps)
         if coarse and not any("pooled" in note for note in self.notes):
             self.notes.append(
                 f"attention on the page is pooled to {coarse[0]} x {coarse[1]} cells; figures and numbers.json are not"
             )
-        return torch.stack(kept).numpy(), coarse
+        return torch.stack(page_weights).numpy(), coarse
 
     def _relevance(
         self, vit: VisionTransformer, batch: Tensor, picture: Any, stem: str, numbers: dict[str, Any]
@@ -340,7 +350,7 @@ class _Inspection:
         assert self.vit is not None
         for count in (BATCH, 4, 2):
             try:
-                check_room(self.vit, image[None].expand(count, -1, -1, -1), 0, 4 * self.vit.config.heads)
+                check_attention_memory(self.vit, image[None].expand(count, -1, -1, -1), 0, 4 * self.vit.config.heads)
             except VitreousError:
                 continue
             return count
@@ -350,7 +360,7 @@ class _Inspection:
 
     @property
     def source(self) -> str:
-        return pooling(self.vit.config) if self.vit is not None else ""
+        return describe_pooling(self.vit.config) if self.vit is not None else ""
 
     def write(self, out: Path, skipped: tuple[str, ...], overwrite: bool) -> InspectionOutput:
         with atomic_folder(out, overwrite, inspection_files) as fresh:
@@ -363,7 +373,7 @@ class _Inspection:
         for name, (figure, title, text) in self.figures.items():
             self.progress(f"drawing {name}")
             for kind in ("png", "svg"):
-                data = rendered(figure, kind, 110)
+                data = render_figure(figure, kind, 110)
                 names.append(f"{name}.{kind}")
                 (out / names[-1]).write_bytes(data)
                 if kind == "png" and name in ("filters", "positions", "distances"):
@@ -378,7 +388,7 @@ class _Inspection:
             facts=facts,
             notes=(*self.notes, *(f"not shown: {why}" for why in skipped)),
             random=self.about.random,
-            prefix=names_of(config) if self.vit is not None else (),
+            prefix=prefix_names(config) if self.vit is not None else (),
             source=self.source,
             layers=layers,
             heads=heads,
@@ -414,29 +424,6 @@ def _distance_caption(found: Distances) -> str:
     return (
         f"Mean attention distance of each head: on average {low:.0f} px in the first layer, {high:.0f} px in the last."
     )
-
-
-def _coarse_grid(grid: Grid, prefix: int, maps: int) -> Grid | None:
-    """A coarser grid whose weights fit on the page; None if the full grid fits."""
-    rows, cols, step = *grid, 1
-    while maps * (prefix + rows * cols) ** 2 > MAX_WEIGHTS and rows * cols > 1:
-        step += 1
-        rows, cols = -(-grid[0] // step), -(-grid[1] // step)
-    return (rows, cols) if step > 1 else None
-
-
-def _cell_membership(grid: Grid, coarse: Grid) -> Tensor:
-    """One-hot matrix (N, n): the coarse cell of each patch."""
-    places = [torch.arange(n) * m // n for n, m in zip(grid, coarse, strict=True)]
-    cells = (places[0][:, None] * coarse[1] + places[1]).flatten()
-    return F.one_hot(cells, coarse[0] * coarse[1]).float()
-
-
-def _pool_attention(weights: Tensor, share: Tensor, prefix: int) -> Tensor:
-    """Attention between coarse cells: summed over keys and averaged over queries, so that rows still sum to one."""
-    keys = torch.cat([weights[..., :prefix], weights[..., prefix:] @ share], -1)
-    queries = (share / share.sum(0)).T @ keys[..., prefix:, :]
-    return torch.cat([keys[..., :prefix, :], queries], -2)
 
 
 def _to_list(values: Tensor) -> Any:

@@ -1,5 +1,6 @@
 """How a model differs from the one that its config describes."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from types import MethodType
@@ -7,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import vitreous
 from helpers import SMALL_RESNET, draw, tiny_vit
-from vitreous import BiTConfig, ViTConfig
+from vitreous import BiTConfig, ViTConfig, VitreousError, accelerate, cost
 from vitreous.models import BiT
 from vitreous.models.standard import difference, differences, unwrapped
-from vitreous.models.vit import Attention, Mlp
+from vitreous.models.vit import Attention, Mlp, VisionTransformer
 
 STANDARD: dict[str, Callable[[], nn.Module]] = {
     "plain": tiny_vit,
@@ -114,12 +116,50 @@ def test_global_hooks() -> None:
     assert difference(tiny_vit()) is None
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Mlp, "forward"), (Attention, "split"), (nn.Linear, "forward")])
-def test_a_method_replaced_on_the_class(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def wrapped(function: Any) -> Any:
+    """A decorated method, which keeps the name and the module of the original."""
+
+    @functools.wraps(function)
+    def double(*arguments: Any, **options: Any) -> Any:
+        return 2 * function(*arguments, **options)
+
+    return double
+
+
+class CallableObject:
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+PATCHES: dict[str, Any] = {
+    "another function": lambda old: own_forward,
+    "functools.wraps": wrapped,
+    "callable object": lambda old: CallableObject(),
+    "partialmethod": functools.partialmethod,
+}
+METHODS = (
+    *((Mlp, "forward"), (Attention, "split"), (VisionTransformer, "pool"), (nn.Linear, "forward")),
+    *((nn.Linear, "__call__"), (nn.Module, "__call__"), (nn.Module, "_call_impl")),
+)
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+@pytest.mark.parametrize(("kind", "name"), METHODS)
+def test_a_method_replaced_on_the_class(kind: Any, name: str, patch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which every model then has, freshly built ones too."""
     model = tiny_vit()
-    monkeypatch.setattr(kind, name, own_forward)
+    assert difference(model) is None
+    monkeypatch.setattr(kind, name, PATCHES[patch](getattr(kind, name)))
     assert difference(model) == f"{kind.__name__}.{name} is replaced"
+
+
+def test_a_wrapper_with_a_forward_of_its_own() -> None:
+    wrapper = nn.DataParallel(tiny_vit())
+    assert unwrapped(wrapper) is wrapper.module
+    wrapper.forward = lambda images: images  # type: ignore[method-assign]
+    for use in (accelerate, cost, lambda model: vitreous.save(model, "never.safetensors")):
+        with pytest.raises(VitreousError, match="DataParallel has hooks or a forward of its own"):
+            use(wrapper)
 
 
 def test_a_subclass_and_what_is_no_model() -> None:

@@ -60,6 +60,31 @@ def test_every_architecture_that_is_read_computes_the_same(name: str, tmp_path: 
     assert compare(write(tmp_path / "in", name, peer, arguments), peer, arguments["img_size"]) <= 1e-5
 
 
+@pytest.mark.parametrize("saved", ["save_for_hf", "architecture alone"])
+@pytest.mark.parametrize("name", ["vit_so400m_patch14_siglip_384", "vit_so400m_patch14_siglip_gap_384"])
+def test_a_size_that_the_patch_does_not_divide(name: str, saved: str, tmp_path: Path) -> None:
+    """timm resizes to 384 px, and its convolution drops the last 6: the same pixels have to reach the patches."""
+    arguments = {"depth": 2, "embed_dim": 128}
+    peer = draw(timm.create_model(name, num_classes=5, **arguments))
+    folder = write(tmp_path / "in", name, peer, arguments)
+    if saved == "save_for_hf":
+        timm.models.save_for_hf(peer, folder, safe_serialization=True, model_args=arguments)
+    model = vitreous.load(folder)
+    assert (model.config.image_size, model.config.remainder, model.preprocessing.size) == (
+        (384, 384),
+        "crop",
+        (384, 384),
+    )
+    assert compare(folder, peer, 384) <= 1e-5
+    vitreous.save(model, tmp_path / "native.safetensors")
+    assert compare(tmp_path / "native.safetensors", peer, 384) <= 1e-5
+    vitreous.save(model, tmp_path / "out", to="timm")
+    with torch.no_grad():
+        x = images(1, 3, 384, 384)
+        again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+        assert relative_error(again(x), peer(x)) <= 1e-5
+
+
 def test_every_other_name_is_refused(tmp_path: Path) -> None:
     """By its name alone: the tensors here are those of a plain ViT, as with rotary positions that have no tensors."""
     peer, arguments = small("vit_tiny_patch16_224")

@@ -72,11 +72,27 @@ def test_a_head_may_be_taken_away_or_put_on(tmp_path: Path) -> None:
 
 def test_labels_of_other_classes_are_refused(tmp_path: Path) -> None:
     model = tiny_vit()
-    model.labels = LABELS
+    model.labels = LABELS[:5]
     model.head = nn.Linear(48, 3)
-    refuse(model, tmp_path, "7 labels for 3 classes: set model.labels to .*or to None")
+    refuse(model, tmp_path, "5 labels for 3 classes: set model.labels to .*or to None")
     model.labels = ["ant", "bee", "cat"]
     assert round_trip(model, tmp_path).labels == ("ant", "bee", "cat")
+
+
+def test_a_replaced_head_of_a_model_with_class_names(tmp_path: Path) -> None:
+    """The names belong to the old head: they are dropped with a warning, and names of the new classes are kept."""
+    path = tmp_path / "new.safetensors"
+    model: Any = vitreous.load("vitreous-mini")
+    model.head = nn.Linear(192, 7)
+    with pytest.warns(vitreous.VitreousWarning, match="for 7 classes: the old class names are not saved"):
+        vitreous.save(model, path)
+    again = vitreous.load(path)
+    assert again.config.num_classes == 7
+    assert again.labels is None
+    assert len(model.labels) == 20  # the model in memory is not changed
+    model.labels = tuple("abcdefg")
+    vitreous.save(model, path)
+    assert vitreous.load(path).labels == tuple("abcdefg")
 
 
 @pytest.mark.parametrize(

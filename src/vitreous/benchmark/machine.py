@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitreous.utils.device import used_memory
+from vitreous.utils.device import peak_memory
 
 LEAST, MOST = 3, 2000  # repeats, when seconds are given
 SIDES = {"cuda": 8192, "cpu": 2048}  # of the square matrices that find the peak
@@ -86,7 +86,7 @@ def timed(
         wait(device)
         repeats = max(LEAST, min(MOST, round(seconds / (time.perf_counter() - began))))
     if device.type == "cuda" and together:
-        return _by_events(step, repeats)
+        return _by_events(step, repeats, device)
     found = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -96,13 +96,14 @@ def timed(
     return Times(tuple(found))
 
 
-def _by_events(step: Callable[[], object], repeats: int) -> Times:
+def _by_events(step: Callable[[], object], repeats: int, device: torch.device) -> Times:
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    events[0].record()
-    for event in events[1:]:
-        step()
-        event.record()
-    torch.cuda.synchronize()
+    with torch.cuda.device(device):  # events are recorded on the current device
+        events[0].record()
+        for event in events[1:]:
+            step()
+            event.record()
+        torch.cuda.synchronize()
     return Times(tuple(a.elapsed_time(b) / 1e3 for a, b in pairwise(events)))
 
 
@@ -168,12 +169,12 @@ class PeakMemory:
 
     def read(self) -> int:
         if self.device.type == "cuda":
-            return used_memory(self.device)
+            return peak_memory(self.device)
         try:
             lines = Path("/proc/self/status").read_text().splitlines()
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
         except (OSError, StopIteration):
-            return used_memory(self.device)
+            return peak_memory(self.device)
 
 
 # ---------------------------------------------------------------- energy

@@ -21,7 +21,7 @@ from vitreous.data.parquet import find_parquet_files, open_parquet
 from vitreous.data.raw_dataset import RawDataset, check_unique_classes, common_folder
 from vitreous.data.shards import open_shards
 from vitreous.data.splits import MIN_IMAGES_FOR_TEST, train_val_test_split
-from vitreous.errors import SystemFaultError, VitreousError, format_count, refuse_url, summarize_names
+from vitreous.errors import SystemFaultError, VitreousError, brief, format_count, refuse_url, summarize_names
 from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
 
 FORMATS = "a folder, .csv, .tsv, .jsonl, .npz, .tar or .parquet"
@@ -38,6 +38,8 @@ def open_data(data: str | os.PathLike[str], reading: Reading = Reading()) -> Dat
     owner/name), or one of the names digits, mnist, fashion-mnist, cifar10, cifar100. Only a few images are decoded, to
     detect whether all of them are grey.
     """
+    if not isinstance(data, str | os.PathLike) or not isinstance(os.fspath(data), str):
+        raise VitreousError(f"DATA: expected a path or the name of a data set, got {brief(data)}")
     if not os.fspath(data).strip():
         raise VitreousError("DATA is empty: give a folder, a file or the name of a data set")
     if reading.max_pixels < 1:

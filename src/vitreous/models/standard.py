@@ -6,13 +6,15 @@ block, registered a hook, added an adapter. `differences` lists such changes. It
 accepts only what is equal, so that unforeseen changes are listed too.
 """
 
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partialmethod
 from types import FunctionType
 from typing import Any, Literal
 
 import torch
+import torch.utils._contextlib
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -25,6 +27,7 @@ from vitreous.models.zoo import build_model
 Kind = Literal["type", "module", "attribute", "parameter", "shared", "hook", "compiled", "override"]
 
 CALL_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+CALL_METHODS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__getattribute__")
 HOOKS = (*CALL_HOOKS, "_state_dict_hooks", "_state_dict_pre_hooks")
 # Attributes that do not change the outputs: torch's internal ones, those stored with the weights, and those that
 # `keyed_drops` sets for a batch.
@@ -55,9 +58,11 @@ class Difference:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module inside the wrappers of torch.compile and distributed training. A wrapper with hooks may compute
-    something else and is returned unchanged."""
+    """Return the module inside the wrappers of torch.compile and distributed training. A wrapper with hooks or
+    with another `forward` may compute something else and is returned unchanged."""
     while (attribute := _wraps(model)) is not None and not has_hooks(model):
+        if attribute == "module" and "forward" in vars(model):  # torch.compile sets `forward`, the others do not
+            break
         model = getattr(model, attribute)
     return model
 
@@ -69,7 +74,7 @@ def vitreous_model(model: nn.Module, what: str) -> Model:
         return found
     given = type(found).__name__
     if _wraps(found) is not None:
-        raise VitreousError(f"{what}: the wrapper {given} has hooks; register them on the model inside it")
+        raise VitreousError(f"{what}: {given} has hooks or a forward of its own: change the model inside it instead")
     raise VitreousError(f"{what}: expected a model from vitreous.load or vitreous.create, got {given}")
 
 
@@ -160,16 +165,33 @@ def _global_hooks() -> Iterator[Difference]:
 
 
 def _patched(standard: dict[str, nn.Module]) -> Iterator[Difference]:
-    """Yield methods that were replaced on a class (for torch's classes: `forward`). New instances have them too."""
-    for kind in dict.fromkeys(map(type, standard.values())):
+    """Yield methods that were replaced on a class, which new instances have too. Of torch's classes, only the methods
+    that a call of a module goes through are compared."""
+    kinds = {kind: None for module in standard.values() for kind in type(module).__mro__ if issubclass(kind, nn.Module)}
+    for kind in kinds:
         own = kind.__module__.startswith("vitreous.")
-        for name, function in vars(kind).items():
-            if isinstance(function, FunctionType) and (own or name == "forward") and not _is_defined_in(function, kind):
+        for name, member in vars(kind).items():
+            if kind is nn.Module and name == "forward":  # a function outside of the class, which raises
+                continue
+            method = callable(member) or isinstance(member, property | partialmethod | classmethod | staticmethod)
+            if method and (own or name in CALL_METHODS) and not _is_defined_in(member, kind):
                 yield Difference("override", "", f"{kind.__name__}.{name} is replaced")
 
 
-def _is_defined_in(function: FunctionType, kind: type) -> bool:
-    return function.__module__ == kind.__module__ and function.__qualname__.startswith(f"{kind.__qualname__}.")
+def _is_defined_in(member: object, kind: type) -> bool:
+    """Return whether a member of a class is written in its class statement. Names are not compared, because
+    `functools.wraps` copies them to a wrapper."""
+    functions = [member.fget, member.fset] if isinstance(member, property) else [member]
+    return all(function is None or _is_in_module_of(function, kind) for function in functions)
+
+
+def _is_in_module_of(function: object, kind: type) -> bool:
+    if not isinstance(function, FunctionType):
+        return False
+    if function.__globals__ is vars(torch.utils._contextlib):  # @torch.no_grad()
+        return _is_in_module_of(getattr(function, "__wrapped__", None), kind)
+    place = function.__code__.co_qualname.rpartition(".")[0]
+    return function.__globals__ is vars(sys.modules[kind.__module__]) and place == kind.__qualname__
 
 
 def _below_a_difference(name: str, found: dict[str, nn.Module], standard: dict[str, nn.Module]) -> bool:

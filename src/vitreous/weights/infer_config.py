@@ -89,7 +89,12 @@ def infer_config_fields(
         slot_counts |= {"all": int(class_token) + registers} if registers else {}
         candidates = {slots: slot_counts[slots] for slots in position_slots if slots in slot_counts}
         slots, grid = infer_position_grid(entries, candidates, (patch[0], patch[1]), hints, remarks.notes)
-        fields |= {"position_slots": slots, "image_size": (grid[0] * patch[0], grid[1] * patch[1])}
+        size = (grid[0] * patch[0], grid[1] * patch[1])
+        if hints.native_size is not None and _grid_of(hints.native_size, (patch[0], patch[1])) == grid:
+            # 384 px with patches of 14: the model sees 384 px, and its convolution drops the last 6.
+            fields |= {} if pair(hints.native_size) == size else {"remainder": "crop"}
+            size = pair(hints.native_size)
+        fields |= {"position_slots": slots, "image_size": size}
     fields |= known
     if known.get("heads") is not None and hints.heads not in (None, known["heads"]):
         raise VitreousError(f"heads = {hints.heads}, but config.json says {known['heads']}")

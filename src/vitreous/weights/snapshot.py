@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import VitreousError, VitreousWarning, brief, summarize_names
+from vitreous.errors import VitreousError, VitreousWarning, brief, format_count, summarize_names
 from vitreous.models.checks import pair
 from vitreous.models.resnet import BiT
 from vitreous.models.standard import differences, unwrapped, vitreous_model
@@ -92,6 +92,10 @@ def _with_head_classes(model: VisionTransformer | BiT) -> VisionTransformer | Bi
         return model
     changed = copy.copy(model)
     changed.config = replace(config, num_classes=classes)
+    if model.labels is not None and len(model.labels) == config.num_classes:  # names of the classes of the old head
+        changed.labels = None
+        text = f"the head was replaced by one for {format_count(classes, 'class')}: the old class names are not saved"
+        warnings.warn(f"{text}; set model.labels to the new ones", VitreousWarning, stacklevel=5)
     return changed
 
 

@@ -1,6 +1,7 @@
 """Read timm's config.json: architecture, arguments of the constructor, preprocessing and labels."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,8 @@ class TimmConfig:
             self.size = pair(self.arguments["img_size"], "config.json: img_size")
         elif isinstance(shape := self.pretrained.get("input_size"), list) and len(shape) == 3:
             self.size = pair((shape[1], shape[2]), "config.json: input_size")
+        elif settings and (default_size := re.search(r"_(\d{3})(?=[_.]|$)", str(settings["architecture"]))):
+            self.size = pair(int(default_size[1]))
 
     def _check_arguments(self) -> None:
         """Refuse unknown arguments, and values that no supported model has."""

@@ -1,4 +1,4 @@
-"""`vitreous bench`, as it is typed."""
+"""The command `vitreous bench`."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_table_and_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--model", "tiny.safetensors", "--batch-size", 2) == 0
     out = capsys.readouterr().out
     for name in ("model", "path", "speed", "batch", "time", "arithmetic", "memory", "energy", "start-up"):
@@ -45,7 +45,7 @@ def test_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "training in fp32" in capsys.readouterr().out
 
 
-def test_mistakes_are_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--mode", "train", "--precision", "fp8") == 2
     assert run("--model", "tiny.safetensors", "--precision", "fp8") == 2
     assert run("--model", "tiny.safetensors", "--json", "speed.json") == 2

@@ -1,4 +1,4 @@
-"""Output that nobody can read any more: a run goes on without it, and no command ends with a traceback."""
+"""Closed output streams: training continues without output, and no command ends with a traceback."""
 
 import io
 import os
@@ -25,7 +25,7 @@ MODEL = ("--model", "m.safetensors", "--device", "cpu", "--workers", "0")
 
 
 def shell(command: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """In bash, where `vitreous` is this one."""
+    """Run a command in bash, with `vitreous` as a function that runs this package."""
     program = f'vitreous() {{ "{sys.executable}" -m vitreous "$@"; }}; set -o pipefail; {command}'
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -66,7 +66,7 @@ def test_short_commands(command: str, code: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["| head -1", ">&- 2>&- <&-"])
-def test_training_goes_on(closed: str, place: Path, tmp_path: Path) -> None:
+def test_training_continues_without_output(closed: str, place: Path, tmp_path: Path) -> None:
     found = shell(f"vitreous train {place}/data --out run {' '.join(RUN)} {closed}", tmp_path)
     assert found.returncode == 0, found.stderr
     assert b"Traceback" not in found.stderr
@@ -74,8 +74,8 @@ def test_training_goes_on(closed: str, place: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_a_terminal_that_goes_away(place: Path, tmp_path: Path) -> None:
-    """While a thread draws a bar on it. Writing is then an input/output error."""
+def test_terminal_that_is_closed_during_training(place: Path, tmp_path: Path) -> None:
+    """A thread draws a progress bar on it; writing then fails with an input/output error."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "vitreous", "train", str(place / "data"), "--out", "run", *RUN]
     environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
@@ -143,8 +143,8 @@ def test_long_commands_write_their_files(
     assert (out / made).is_file()
 
 
-def test_predictions_end_when_nobody_reads_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred thousand images are not looked at for the sake of the first."""
+def test_predict_stops_when_its_pipe_is_closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vitreous predict ... | head -1` does not process all images."""
     monkeypatch.chdir(place)
     seen: list[int] = []
 
@@ -161,7 +161,7 @@ def test_predictions_end_when_nobody_reads_them(place: Path, monkeypatch: pytest
 
 
 def test_in_python(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process without standard streams, and one whose streams are closed."""
+    """Training works in a process without standard streams, and in one whose streams are closed."""
     settings = {"workers": 0, "duration": "2 steps", "model": "Ti/16", "image_size": 16, "patch_size": 8, "depth": 1}
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
@@ -173,7 +173,7 @@ def test_in_python(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert vitreous.train(place / "data", out=str(tmp_path / "b"), device="cpu", **settings).steps == 2
 
 
-def test_a_lost_stream_is_dropped_and_a_new_one_is_used() -> None:
+def test_output_to_a_broken_pipe_is_dropped_until_the_stream_is_replaced() -> None:
     whole = io.StringIO()
     with pipe_without_reader() as broken, redirect_stdout(broken):
         print_line("a")
@@ -185,7 +185,7 @@ def test_a_lost_stream_is_dropped_and_a_new_one_is_used() -> None:
     assert whole.getvalue() == "d\n"
 
 
-def test_a_command_for_its_output_alone_stops() -> None:
+def test_command_stops_if_its_required_output_is_closed() -> None:
     with pipe_without_reader() as broken:
         with redirect_stdout(broken), standard_streams(required=True), pytest.raises(OutputClosed):
             print_line("a")
@@ -194,8 +194,8 @@ def test_a_command_for_its_output_alone_stops() -> None:
     assert not STDOUT.required
 
 
-def test_a_lost_stream_costs_later_commands_no_descriptor() -> None:
-    """Every command looked again for the stream that an earlier one had lost, and left a descriptor open each time."""
+def test_broken_pipes_do_not_leak_file_descriptors() -> None:
+    """Regression: each later command redirected the stream again and left a descriptor open."""
     with pipe_without_reader() as lost, redirect_stdout(lost):
         assert run("models", "Ti/16") == 141
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -204,18 +204,18 @@ def test_a_lost_stream_costs_later_commands_no_descriptor() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_names_that_the_terminal_cannot_show() -> None:
+def test_characters_that_the_terminal_cannot_encode() -> None:
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with redirect_stdout(narrow):
         print_line("grün")
         ProgressReporter().table([("a", "漢")])
     narrow.flush()
     assert narrow.buffer.getvalue() == b"gr?n\na  ?\n"  # type: ignore[attr-defined]
-    assert narrow.errors == "strict"  # nothing of the stream itself was changed
+    assert narrow.errors == "strict"  # the stream itself is unchanged
 
 
-def test_a_closed_stream_is_no_place_for_files(tmp_path: Path) -> None:
-    """With descriptor 1 closed, the next file to be opened would get that number, and prints would go into it."""
+def test_opened_files_do_not_take_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """With descriptor 1 closed, the next opened file would get that number, and output would go into it."""
     code = "import os; from vitreous.cli import main; main(['recipes']); os.write(1, b'lost')"
     found = subprocess.run(
         ["bash", "-c", f'"{sys.executable}" -c "$0" >&-', code], capture_output=True, check=False, timeout=60

@@ -1,4 +1,4 @@
-"""`vitreous data`, as a person at a terminal and a script meet it."""
+"""The command `vitreous data`."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def rows(text: str) -> dict[str, str]:
     return found
 
 
-def test_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("pets") == 0
     out, err = capsys.readouterr()
     assert not err
@@ -52,7 +52,7 @@ def test_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "images": "16 train, 4 val",
         "splits": "20% for validation, held out from train, stratified, seed 0; no test split, which needs at least 100"
         " images",
-        "classes": "2; in train: [bold]dog 6, cat 10",
+        "classes": "2; training images of [bold]dog: 6, cat: 10",
         "balance": "the largest class has 1.7 times the images of the smallest (10 and 6)",
         "sizes": "all 12 x 10 (height x width)",
         "colour": "3 channels",
@@ -63,7 +63,7 @@ def test_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert sheet.format == "PNG"
 
 
-def test_what_is_wrong_is_told_and_no_failure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_and_duplicate_images_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(15):
         (folder / "pets" / "cat" / f"bad{i}.jpg").write_bytes(b"text %d" % i)
     (folder / "pets" / "cat" / "copy.png").write_bytes((folder / "pets" / "cat" / "000.png").read_bytes())
@@ -79,19 +79,19 @@ def test_what_is_wrong_is_told_and_no_failure(folder: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "expected"),
     [
         ((4, 4, 4), "4 training images in every class"),
-        ((4, 4, 0), "4 training images in each of 2 classes; 1 class without any"),
+        ((4, 4, 0), "4 training images in each of 2 classes; 1 class without training images"),
         ((8, 2, 2), "the largest class has 4.0 times the images of the smallest (8 and 2)"),
     ],
 )
-def test_balance(folder: Path, capsys: pytest.CaptureFixture[str], counts: tuple[int, ...], told: str) -> None:
+def test_balance(folder: Path, capsys: pytest.CaptureFixture[str], counts: tuple[int, ...], expected: str) -> None:
     labels = np.repeat(np.arange(3), counts)
     pixels = np.arange(len(labels) * 64, dtype=np.uint16).astype(np.uint8).reshape(-1, 8, 8)
     np.savez("set.npz", images=pixels, labels=labels, classes=np.array(["a", "b", "c"]))
     assert run("set.npz", "--no-sheet", "--val-fraction", "0", "--test-fraction", "0") == 0
-    assert rows(capsys.readouterr().out)["balance"] == told
+    assert rows(capsys.readouterr().out)["balance"] == expected
 
 
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,8 +113,8 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("sheet", ["gone/x.png", "x.jpg"])
-def test_a_sheet_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixture[str], sheet: str) -> None:
-    """The description is there all the same; the failure is told, and the command fails."""
+def test_contact_sheet_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixture[str], sheet: str) -> None:
+    """The description is printed anyway, followed by the error and exit code 2."""
     assert run("pets", "--no-sheet") == 0
     whole = capsys.readouterr().out
     assert run("pets", "--sheet", sheet) == 2
@@ -127,7 +127,7 @@ def test_a_sheet_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixt
     assert err.startswith(f"vitreous: {sheet}")
 
 
-def test_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_builtin_data_set(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("digits") == 0
     assert "1,293 train, 144 val, 360 test" in capsys.readouterr().out
     assert Path("digits-samples.png").is_file()
@@ -162,7 +162,7 @@ def test_help_does_not_wait_for_torch() -> None:
 
 
 def test_on_a_terminal(folder: Path) -> None:
-    """A bar with rate and time left, gone at the end; names that cannot be shown end nothing."""
+    """The progress bar shows rate and time left and disappears; undecodable file names are no error."""
     classes(folder / "pets", {os.fsdecode(b"caf\xe9"): 150})
     (folder / "pets" / "cat" / "red\x1b[31m\n.png").write_bytes(b"broken")
     ours, theirs = pty.openpty()

@@ -1,4 +1,4 @@
-"""`--json` means the same in every command: JSON on stdout, nothing else there, and no file."""
+"""`--json` in every command: JSON on stdout, nothing else on stdout, and no file."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ import vitreous
 from helpers import tiny_vit
 from pictures import classes
 from vitreous.benchmark import machine
-from vitreous.cli import JSON, main
+from vitreous.cli import JSON_COMMANDS, main
 
 MODEL = ("--model", "m.safetensors")
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -58,8 +58,8 @@ def run(*arguments: str) -> int:
     return 0
 
 
-def strict(text: str) -> Any:
-    """NaN and Infinity, which Python writes, are not JSON."""
+def strict_json(text: str) -> Any:
+    """Parse JSON without NaN and Infinity, which Python writes but which are not JSON."""
 
     def refuse(word: str) -> Any:
         raise AssertionError(f"{word} is not JSON")
@@ -67,23 +67,23 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def test_every_command_that_has_it_is_here() -> None:
-    assert set(COMMANDS) == set(JSON)
+def test_all_commands_with_json_are_tested() -> None:
+    assert set(COMMANDS) == set(JSON_COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_stdout_is_json_alone(command: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stdout_contains_only_json(command: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(command, *COMMANDS[command], "--json") == 0
     out = capfd.readouterr().out
     assert out.endswith("\n")
-    if command == "predict":  # an object for each image
-        assert [set(strict(line)) for line in out.splitlines()] == [{"image", "top"}] * 48
+    if command == "predict":  # one object per image
+        assert [set(strict_json(line)) for line in out.splitlines()] == [{"image", "top"}] * 48
     else:
-        assert strict(out)
+        assert strict_json(out)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_file_is_refused_and_the_error_says_what_to_write(
+def test_a_file_after_json_is_an_error_with_the_correct_command(
     command: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in (("--json", "r.json"), ("--json=r.json",), ("--json=r.txt",)):
@@ -91,39 +91,39 @@ def test_a_file_is_refused_and_the_error_says_what_to_write(
         out, err = capfd.readouterr()
         assert not out
         file = arguments[-1].removeprefix("--json=")
-        assert f"--json takes no file, it prints JSON to stdout: write `--json > {file}`" in err
+        assert f"--json takes no file: it prints JSON to stdout. Use `--json > {file}`" in err
         assert ("--out DIR" in err) == (command in ("compare", "evaluate"))
         assert not Path(file).exists()
     assert list(here.glob("r.*")) == []
 
 
-def test_what_follows_may_be_what_the_command_is_about(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_argument_after_json_may_be_a_positional_argument(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("predict", "--json", "pets/test/cat/000.png", *MODEL, "--device", "cpu") == 0
-    assert strict(capfd.readouterr().out)["image"] == "pets/test/cat/000.png"
+    assert strict_json(capfd.readouterr().out)["image"] == "pets/test/cat/000.png"
     assert run("predict", "--json", "pets/test/cat/000.png", *MODEL, "--tpo", "3") == 2
-    assert "takes no file" not in capfd.readouterr().err  # that is not what is wrong, and the image would be lost
+    assert "takes no file" not in capfd.readouterr().err  # --tpo is wrong; `> 000.png` would destroy the image
     assert run("evaluate", *MODEL, "--json", "results.txt") == 2
     assert "results.txt: there is no such file or folder" in capfd.readouterr().err  # it is DATA
 
 
-def test_a_number_that_is_none_is_null(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nan_is_null(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = tiny_vit(num_classes=2)
     model.labels = ("cat", "dog")
     model.head.weight.data.mul_(3e38)  # logits overflow
     vitreous.save(model, "large.safetensors")
     assert run("evaluate", "pets", "--model", "large.safetensors", "--device", "cpu", "--workers", "0", "--json") == 0
-    assert strict(capfd.readouterr().out)["scores"][0]["loss"] is None
+    assert strict_json(capfd.readouterr().out)["scores"][0]["loss"] is None
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
-def test_on_a_terminal_the_notes_stay_on_stderr(
+def test_notes_go_to_stderr_on_a_terminal(
     command: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where both streams are the same terminal, one console writes everything else to stdout."""
+    """Without --json, one console writes notes and results to stdout if both streams are one terminal."""
     (here / "pets" / "test" / "cat" / "bad.png").write_bytes(b"broken")
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
-    assert run(command, *COMMANDS[command], "--json") == 1  # an image could not be read
+    assert run(command, *COMMANDS[command], "--json") == 1  # one image is unreadable
     out, err = capsys.readouterr()
     assert "bad.png: not an image" in err
-    assert all(strict(line) for line in out.splitlines())
+    assert all(strict_json(line) for line in out.splitlines())

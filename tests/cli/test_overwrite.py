@@ -1,4 +1,4 @@
-"""One rule for what commands write: what exists is refused, --overwrite replaces it once the new one is complete."""
+"""Existing output is an error in every command; --overwrite replaces it once the new output is complete."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_every_command(name: str, place: Path, capsys: pytest.CaptureFixture[str
     path = Path(out)
     assert run(*arguments) == 0
     assert good(path)
-    if path.is_dir():  # an older one with one file more or less
+    if path.is_dir():  # make the folder differ from the new one
         lost = sorted(path.iterdir())[-1]
         lost.write_bytes(b"old")
     else:
@@ -103,7 +103,7 @@ def test_every_command(name: str, place: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("name", ["convert a folder", "evaluate", "compare"])
-def test_folders_of_others_are_never_replaced(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_with_other_files_are_not_replaced(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, out, _ = COMMANDS[name]
     Path(out).mkdir()
     Path(out, "thesis.tex").write_text("years of work")
@@ -113,7 +113,7 @@ def test_folders_of_others_are_never_replaced(name: str, place: Path, capsys: py
     assert snapshot(Path(out)) == {"out/thesis.tex": b"years of work"}
 
 
-def test_what_fails_leaves_the_old_one(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_command_keeps_the_old_output(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("out.safetensors").write_bytes(b"old")
     Path("bad.safetensors").write_bytes(b"not a checkpoint")
     assert run("convert", "bad.safetensors", "out.safetensors", "--to", "native", "--overwrite") == 2
@@ -122,12 +122,12 @@ def test_what_fails_leaves_the_old_one(place: Path, capsys: pytest.CaptureFixtur
         vitreous.convert("m.safetensors", "out.safetensors", "native")
     vitreous.convert("m.safetensors", "out.safetensors", "native", overwrite=True)
     assert is_checkpoint(Path("out.safetensors"))
-    vitreous.save(vitreous.load("other.safetensors"), "out.safetensors")  # replaces, as every library's save does
+    vitreous.save(vitreous.load("other.safetensors"), "out.safetensors")  # `save` always replaces
     assert vitreous.load("out.safetensors").config.registers == 1
 
 
 def test_features(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unfinished ones are continued; those of another model are replaced where that is asked for, when all are made."""
+    """Incomplete features are continued; those of another model are replaced only with --overwrite."""
     theirs = ("features", "data", "out", "--model", "other.safetensors", *MODEL[2:])
     assert run("features", "data", "out", *MODEL) == 0
     before = snapshot(Path("out"))
@@ -146,7 +146,7 @@ def test_features(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path(".out.new").exists()
 
 
-def test_features_that_are_replaced_stay_until_all_are_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_features_are_kept_until_the_new_ones_are_complete(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitreous.evaluation import store
 
     monkeypatch.setattr(store, "SHARD", 8)
@@ -166,7 +166,7 @@ def test_features_that_are_replaced_stay_until_all_are_made(place: Path, monkeyp
     assert snapshot(Path("out")) == before
     monkeypatch.setattr(store, "_flush", lambda *arguments: (shards.append(arguments[3]), flush(*arguments))[1])
     assert run(*theirs) == 0
-    assert [number for number, *_ in shards] == [0, 1, 2]  # the first one was kept
+    assert [number for number, *_ in shards] == [0, 1, 2]  # the first shard was not computed again
     assert "other" in Path("out/features.json").read_text()
 
 
@@ -177,7 +177,7 @@ def train(*more: str) -> int:
     return run("train", "data", "--out", "run", *RUN, *more)
 
 
-def test_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_directory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train() == 0
     Path("run/inspection/mark").write_text("of the first")
     capsys.readouterr()
@@ -192,10 +192,10 @@ def test_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(Path("run/config.json").read_text())["config"]["seed"] == 1
 
 
-def test_a_run_that_is_replaced_stays_until_the_new_one_is_complete(place: Path) -> None:
+def test_old_run_is_kept_until_the_new_one_is_complete(place: Path) -> None:
     assert train() == 0
     first = Path("run/best.safetensors").read_bytes()
-    for _ in range(2):  # a run that fails is replaced by the next, and the complete one is kept
+    for _ in range(2):  # a failed run is replaced by the next, and the complete one is kept
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(training, "_report", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
             assert train("--overwrite", "--seed", "1") == 130
@@ -207,7 +207,7 @@ def test_a_run_that_is_replaced_stays_until_the_new_one_is_complete(place: Path)
     assert Path("run/best.safetensors").read_bytes() != first
 
 
-def test_a_run_is_replaced_by_nothing_that_cannot_begin(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_run_is_kept_if_the_new_one_cannot_start(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train() == 0
     before = snapshot(Path("run"))
     assert train("--overwrite", "--lr", "-1") == 2
@@ -219,7 +219,7 @@ def test_a_run_is_replaced_by_nothing_that_cannot_begin(place: Path, capsys: pyt
     }
 
 
-def test_only_runs_are_replaced_by_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_run_directories_are_replaced(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, text in (("thesis.tex", "years of work"), ("config.json", "{}")):
         Path("run").mkdir()
         Path("run", name).write_text(text)
@@ -227,7 +227,7 @@ def test_only_runs_are_replaced_by_runs(place: Path, capsys: pytest.CaptureFixtu
         assert snapshot(Path("run")) == {f"run/{name}": text.encode()}
         shutil.rmtree("run")
     capsys.readouterr()
-    Path("run").mkdir()  # an empty folder is free
+    Path("run").mkdir()  # an empty folder may be used
     inode = os.stat("run").st_ino  # noqa: PTH116
     assert train() == 0
     assert os.stat("run").st_ino == inode  # noqa: PTH116

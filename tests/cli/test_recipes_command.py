@@ -1,4 +1,4 @@
-"""`vitreous recipes`, as a person at a terminal meets it."""
+"""The command `vitreous recipes`."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_list() -> None:
+def test_list_of_recipes() -> None:
     lines = vitreous("recipes").stdout.splitlines()
     assert lines[0].split() == ["name", "data", "result", "measured", "on", "time", "hardware"]
     assert max(map(len, lines)) <= 120
@@ -25,16 +25,16 @@ def test_the_list() -> None:
     assert {line.split()[0] for line in lines if line and line[0] != " "} >= set(RECIPES)
 
 
-def test_one_of_them() -> None:
+def test_one_recipe() -> None:
     text = vitreous("recipes", "deit3").stdout
-    told = recipe_card("deit3")
-    for part in (told.result, told.time, told.hardware, told.data, told.command, *told.notes.split("\n\n")):
+    card = recipe_card("deit3")
+    for part in (card.result, card.time, card.hardware, card.data, card.command, *card.notes.split("\n\n")):
         assert words(part) in words(text)
     settings = {line.split()[0]: line.split()[1:] for line in text.partition("settings")[2].splitlines()[1:]}
     assert settings["optimiser"] == ["lamb"]
     assert settings["duration"] == ["800", "epochs"]
     assert settings["lr"] == ["0.004"]
-    assert "betas" not in settings  # as everywhere
+    assert "betas" not in settings  # it has the default value
 
 
 def test_json() -> None:
@@ -45,8 +45,8 @@ def test_json() -> None:
     assert found[0]["command"] == "vitreous train digits --recipe digits"
 
 
-def test_a_narrow_terminal() -> None:
-    """A recipe below the other, no word cut."""
+def test_narrow_terminal() -> None:
+    """A list instead of a table, with no word cut."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "50", "TERM": "xterm"}
     process = subprocess.Popen([sys.executable, "-m", "vitreous", "recipes"], stdout=theirs, env=environment)
@@ -63,9 +63,9 @@ def test_a_narrow_terminal() -> None:
     assert process.wait(60) == 0
     lines = re.sub(r"\x1b\[\d*m", "", text.decode()).splitlines()
     assert max(map(len, lines[:-1])) <= 50
-    told = " ".join(line.removeprefix("         ") for line in lines)
+    printed = " ".join(line.removeprefix("         ") for line in lines)
     for name in RECIPES:
-        assert words(f"name {name} data {recipe_card(name).data} result {recipe_card(name).result}") in words(told)
+        assert words(f"name {name} data {recipe_card(name).data} result {recipe_card(name).result}") in words(printed)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
     assert not result.stdout
 
 
-def test_no_torch() -> None:
+def test_torch_is_not_imported() -> None:
     code = "from vitreous.cli import main\nmain(['recipes'])\nimport sys\nprint('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "False"

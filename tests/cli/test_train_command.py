@@ -1,4 +1,4 @@
-"""`vitreous train`, as a person at a terminal meets it: its help, its bar, and Ctrl-C."""
+"""The command `vitreous train`: help, mistakes, progress bar and Ctrl-C."""
 
 import fcntl
 import os
@@ -26,18 +26,18 @@ FIELDS = list(TrainConfig().flat())
 
 @pytest.fixture(scope="module")
 def help_text() -> str:
-    """What `--help` says on a terminal, from a process that never saw torch."""
+    """The output of `--help`, and whether it imported torch."""
     code = (
         "import sys\nfrom vitreous.cli import main\n"
         "code = 0\ntry:\n    main(['train', '--help'])\nexcept SystemExit as end:\n    code = end.code\n"
         "heavy = [name for name in ('torch', 'numpy', 'PIL') if name in sys.modules]\n"
         "print('HEAVY', heavy, 'CODE', code or 0)"
     )
-    environment = {**os.environ, "COLUMNS": "100"}  # on a wider one the boxes stand side by side
+    environment = {**os.environ, "COLUMNS": "100"}  # wider terminals show boxes side by side
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     text = result.stdout
     for other, name in (("--epochs TEXT", "--duration TEXT"), ("--size N [N]", "--image-size N [N]")):
-        text = text.replace(f"{other}, {name}", name)  # they have two names
+        text = text.replace(f"{other}, {name}", name)  # these flags have two names
     return text
 
 
@@ -46,13 +46,13 @@ def flag(field: str) -> str:
 
 
 def described(text: str) -> dict[str, str]:
-    """Each flag and what is said about it: on its line, and on those below it until the next."""
+    """Return each flag with its help text, which ends at the next flag."""
     found: dict[str, str] = {}
     current = ""
     for line in (line.strip("│ ") for line in text.splitlines()):
         if match := re.match(r"(?:-h, )?(--[\w-]+)(?:, --no-[\w-]+)?(?: (?:\{\S.*?\}|[A-Z|]+))*(?=\s|$)", line):
             current = match[1]
-            assert current not in found, f"{current} is there twice"
+            assert current not in found, f"{current} is listed twice"
             found[current] = line[match.end() :].strip()
         elif line.startswith(("╭", "╰")):
             current = ""
@@ -61,7 +61,7 @@ def described(text: str) -> dict[str, str]:
     return found
 
 
-def test_help_is_there_at_once(help_text: str) -> None:
+def test_help_does_not_import_torch(help_text: str) -> None:
     assert "HEAVY [] CODE 0" in help_text
     assert "Train a model on images." in help_text
 
@@ -74,9 +74,9 @@ def test_help_lists_every_field_once(help_text: str) -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_help_says_what_a_field_is(help_text: str, field: str) -> None:
+def test_help_describes_each_field(help_text: str, field: str) -> None:
     words = described(help_text)[flag(field)].partition("(default:")[0]
-    words = re.sub(r"\{.*?\}|\||\b(INT|FLOAT|STR)\b", "", words)  # what kind of value it takes
+    words = re.sub(r"\{.*?\}|\||\b(INT|FLOAT|STR)\b", "", words)  # metavars
     assert len(words.split()) >= 2, f"{field} has no docstring"
 
 
@@ -91,7 +91,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     ("typed", "meant"),
     [("--batchsize", "--batch-size"), ("--patch-szie", "--patch-size"), ("--stocastic-depth", "--stochastic-depth")],
 )
-def test_a_misspelt_flag(typed: str, meant: str) -> None:
+def test_misspelt_flag(typed: str, meant: str) -> None:
     result = run("digits", typed, "8")
     assert result.returncode == 2
     assert typed in result.stderr
@@ -100,14 +100,14 @@ def test_a_misspelt_flag(typed: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--lr", "fast"), ("--schedule", "cosin"), ("--batch-size",)])
-def test_a_value_that_is_none(arguments: tuple[str, ...]) -> None:
+def test_invalid_value(arguments: tuple[str, ...]) -> None:
     result = run("digits", *arguments)
     assert result.returncode == 2
     assert arguments[0] in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_no_data_at_all() -> None:
+def test_missing_data() -> None:
     result = run()
     assert result.returncode == 2
     assert "DATA is missing" in result.stderr
@@ -117,7 +117,7 @@ def test_no_data_at_all() -> None:
 
 
 class Terminal:
-    """A process that believes a person is looking at it."""
+    """A process with a terminal as its standard streams."""
 
     def __init__(self, *arguments: object, cwd: Path, columns: int):
         self.master, inside = pty.openpty()
@@ -141,7 +141,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Without colours and movements of the cursor."""
+        """The output without colours and cursor movements."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.seen)
 
     def read_until(self, done: Callable[[str], object], seconds: float = 90) -> None:
@@ -173,7 +173,7 @@ BAR = {
 
 
 def bars(text: str) -> list[str]:
-    """A bar and the line of numbers below it, with everything in them that was ever promised."""
+    """Return each bar with the line of numbers below it, if they contain all of BAR."""
     lines = re.split(r"[\r\n]+", text)
     pairs = [f"{bar}\n{numbers}" for bar, numbers in pairwise(lines) if bar.startswith("training")]
     return [pair for pair in pairs if all(re.search(pattern, pair) for pattern in BAR.values())]
@@ -184,7 +184,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_folder(tmp_path_factory.mktemp("data") / "farben")
 
 
-def test_the_bar_and_ctrl_c(folder: Path, tmp_path: Path) -> None:
+def test_progress_bar_and_ctrl_c(folder: Path, tmp_path: Path) -> None:
     with Terminal("train", folder, *LONG, cwd=tmp_path, columns=160) as terminal:
         terminal.read_until(bars)
         terminal.process.send_signal(signal.SIGINT)
@@ -201,8 +201,8 @@ def test_the_bar_and_ctrl_c(folder: Path, tmp_path: Path) -> None:
     assert last.startswith("vitreous: stopped at step")
 
 
-def test_the_bar_on_a_usual_terminal(folder: Path, tmp_path: Path) -> None:
-    """80 columns are enough, and no word is cut."""
+def test_progress_bar_on_80_columns(folder: Path, tmp_path: Path) -> None:
+    """The bar fits, and no word is cut."""
     with Terminal("train", folder, *LONG, cwd=tmp_path, columns=80) as terminal:
         terminal.read_until(lambda text: len(bars(text)) > 3)
         found = bars(terminal.text)

@@ -1,4 +1,4 @@
-"""A URL where a file is expected is called one, with both of its slashes, and nothing is made of it."""
+"""A URL where a file is expected is an error that shows the URL with both slashes, and no file is written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -62,14 +62,14 @@ def test_on_the_command_line(command: tuple[str, ...], tmp_path: Path, capsys: p
 @pytest.mark.parametrize("kind", [str, Path])
 @pytest.mark.usefixtures("empty_folder")
 def test_in_python(call: Callable[[str | Path], object], kind: Callable[[str], str | Path], tmp_path: Path) -> None:
-    """Also as a Path, in which one slash is lost."""
+    """Also as a Path, which removes one of the slashes."""
     with pytest.raises(VitreousError, match=f"{URL}: this is a URL"):
         call(kind(URL))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("empty_folder")
-def test_a_folder_with_such_a_name_is_a_folder() -> None:
+def test_an_existing_path_that_looks_like_a_url() -> None:
     Path("https:/example.com").mkdir(parents=True)
     vitreous.save(tiny_vit(), "model.safetensors")
     Path("model.safetensors").rename("https:/example.com/x.safetensors")

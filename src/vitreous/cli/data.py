@@ -91,10 +91,10 @@ def print_description(source: str, found: "Description") -> None:
 
 def _classes(found: "Description") -> str:
     counts = found.class_counts["train"]
-    named = [f"{printable(name)} {count:,}" for name, count in zip(found.classes, counts, strict=True)]
+    named = [f"{printable(name)}: {count:,}" for name, count in zip(found.classes, counts, strict=True)]
     kind = ", several labels per image" if found.multi_label else ""
     rest = f" and {len(named) - MAX_LISTED:,} more" if len(named) > MAX_LISTED else ""
-    return f"{len(named):,}{kind}; in train: {', '.join(named[:MAX_LISTED])}{rest}"
+    return f"{len(named):,}{kind}; training images of {', '.join(named[:MAX_LISTED])}{rest}"
 
 
 def _balance(found: "Description") -> str:

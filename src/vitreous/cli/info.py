@@ -95,7 +95,7 @@ def print_checkpoint(facts: dict[str, Any], preprocessing: str) -> None:
         ("labels", _labels(facts["labels"], config["num_classes"])),
     ]
     if facts["origin"] and facts["origin"].get("dialect") != facts["dialect"]:
-        rows.append(("origin", _config_text(facts["origin"])))
+        rows.append(("origin", "; ".join(f"{key}: {value}" for key, value in facts["origin"].items())))
     rows.append(("tensors", f"{len(tensors['used']):,} used, {len(tensors['ignored']):,} ignored"))
     rules: dict[str, list[str]] = {}
     for name, rule in tensors["ignored"].items():

@@ -11,7 +11,9 @@ from vitreous.cli.predict import MINI
 from vitreous.utils.console import print_line, printable
 
 if TYPE_CHECKING:
-    from vitreous.reports.inspect_model import InputImage
+    from vitreous.evaluation.evaluated_model import EvaluatedModel
+    from vitreous.reports.inspect_model import InputImage, InspectionOutput
+    from vitreous.utils.progress import ProgressReporter
 
 
 def inspect_command(
@@ -49,16 +51,9 @@ def inspect_command(
     overwrite = overwrite or (out is None and given.run is not None)  # it can be made again from the run
     images = _input_images(given)
 
-    from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, open_model
-    from vitreous.reports.inspect_model import (
-        MAX_FIGURES,
-        MAX_IMAGES,
-        ModelDescription,
-        inspect_model,
-        inspection_files,
-    )
+    from vitreous.evaluation.evaluated_model import open_model
+    from vitreous.reports.inspect_model import inspection_files
     from vitreous.utils.device import pick_device
-    from vitreous.utils.environment import command
     from vitreous.utils.progress import ProgressReporter
 
     check_output_paths(folder, inspection_files, overwrite=overwrite)
@@ -66,18 +61,34 @@ def inspect_command(
     if given.files and given.files == arguments:
         reporter.note(f"no model is given: using {MINI}, which comes with the package")
     evaluated = open_model(given.model, pick_device(device), heads, preprocessing)
-    about = ModelDescription(evaluated.name, tuple(evaluated.notes), given.model.startswith(RANDOM_PREFIX), command())
-    steps = (1 + MAX_FIGURES) * min(len(images), MAX_IMAGES) + 4  # 4: figures of the model itself
-    with reporter.bar("inspecting", steps) as advance:
-        written = inspect_model(
-            evaluated.model, images, folder, about, size, lambda text: advance(1, printable(text)), overwrite
-        )
+    written = _inspect(evaluated, images, folder, size, overwrite, reporter)
     for note in (*written.notes, *(f"{reason}; skipped" for reason in written.skipped)):
         reporter.note(printable(note))
     print_line(f"page     {written.page}")
     print_line(f"figures  {len(written.files) - 1} files and numbers.json, in the same folder")
     if written.skipped:
         raise SystemExit(1)
+
+
+def _inspect(
+    evaluated: "EvaluatedModel",
+    images: "list[InputImage]",
+    folder: Path,
+    size: int | tuple[int, int] | None,
+    overwrite: bool,
+    reporter: "ProgressReporter",
+) -> "InspectionOutput":
+    from vitreous.evaluation.evaluated_model import RANDOM_PREFIX
+    from vitreous.reports.inspect_model import MAX_FIGURES, MAX_IMAGES, ModelDescription, inspect_model
+    from vitreous.utils.environment import command
+
+    random = evaluated.name.startswith(RANDOM_PREFIX)
+    about = ModelDescription(evaluated.name, tuple(evaluated.notes), random, command())
+    steps = (1 + MAX_FIGURES) * min(len(images), MAX_IMAGES) + 4  # 4: figures of the model itself
+    with reporter.bar("inspecting", steps) as advance:
+        return inspect_model(
+            evaluated.model, images, folder, about, size, lambda text: advance(1, printable(text)), overwrite
+        )
 
 
 class _Arguments(NamedTuple):

@@ -52,7 +52,7 @@ def models_command(
         raise errors[0]
 
     print_table(table)
-    note = "GFLOPs: 2 per multiply-add, one forward pass of one image."
+    note = "GFLOPs: forward pass of one image; a multiply-add counts as 2 operations."
     if errors:
         note += f" -: {size} px cannot be divided into patches."
     console().print(note, style="dim", soft_wrap=True)

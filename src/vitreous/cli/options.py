@@ -136,4 +136,4 @@ class OutputOptions:
     out: OptionalFolder = None
     """Write all results to this folder, as JSON and as figures."""
     overwrite: Switch = False
-    """Replace the results of an earlier command in --out, once the new ones are complete."""
+    """Replace the output of an earlier command, once the new one is complete."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from vitreous.models.base import Model
-    from vitreous.serving.prediction import Answer, Prediction
+    from vitreous.serving.prediction import ClassProbability, Prediction
 
 (MINI,) = NAMES
 
@@ -150,7 +150,7 @@ class PredictionPrinter:
             text = self._line(printable(found.image), found.top)
             self.console.print(text, soft_wrap=not self.cut, no_wrap=True, overflow="ellipsis" if self.cut else None)
 
-    def _line(self, name: str, top: "tuple[Answer, ...]") -> "Text":
+    def _line(self, name: str, top: "tuple[ClassProbability, ...]") -> "Text":
         from rich.cells import cell_len
         from rich.text import Text
 
@@ -167,7 +167,7 @@ class PredictionPrinter:
         return text
 
 
-def prediction_table(top: "tuple[Answer, ...]") -> "Table":
+def prediction_table(top: "tuple[ClassProbability, ...]") -> "Table":
     from rich.bar import Bar
     from rich.table import Table
 
@@ -182,9 +182,9 @@ def prediction_table(top: "tuple[Answer, ...]") -> "Table":
     return rows
 
 
-def _class_name(answer: "Answer") -> str:
+def _class_name(answer: "ClassProbability") -> str:
     return f"class {answer.index}" if answer.label is None else printable(answer.label)
 
 
-def _probability(answer: "Answer") -> str:
+def _probability(answer: "ClassProbability") -> str:
     return f"{answer.probability:.1%}" if answer.probability >= 0.0005 else "<0.1%"

@@ -1,4 +1,4 @@
-"""The run directory: what a run leaves behind, and what it goes on from."""
+"""The run directory: all files of a training run, and the lock that allows one process to write to them."""
 
 import fcntl
 import json
@@ -21,13 +21,13 @@ from vitreous.utils.json_files import dump_json, read_json
 from vitreous.utils.regular_files import read_regular
 from vitreous.utils.temporary_files import remove_leftovers, temporary_name
 
-DESCRIBED = {"config": dict, "data": str, "choices": list, "command": str, "environment": dict}  # of config.json
-CHOICE = {"field", "value", "why"}
+DESCRIPTION_FIELDS = {"config": dict, "data": str, "choices": list, "command": str, "environment": dict}
+CHOICE_FIELDS = {"field", "value", "why"}
 
 
 class RunDirectory:
-    """`config.json`, `metrics.jsonl`, `state/`, `best.safetensors`, `last.safetensors`, `report.html`, and what else
-    there was to say: `bad_images.txt`."""
+    """`config.json` (the description), `metrics.jsonl`, `state/`, `best.safetensors`, `last.safetensors`,
+    `report.html`, `result.json`, and `bad_images.txt` if some images cannot be read."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -35,72 +35,72 @@ class RunDirectory:
         self.best, self.last, self.report = (
             path / name for name in ("best.safetensors", "last.safetensors", "report.html")
         )
-        whole = path.absolute()  # "." has no name of its own
-        self.replaced = whole.parent / f"{whole.name}.replaced"  # an earlier run, until this one is complete
+        absolute = path.absolute()  # "." has no name
+        self.replaced = absolute.parent / f"{absolute.name}.replaced"  # an earlier run, until this one is complete
         self.overwrite = False
 
     @classmethod
     def for_new_run(cls, out: str | None, data: str, overwrite: bool = False) -> "RunDirectory":
-        """The folder that was asked for, or a new one by the data's name and the time.
+        """The directory `out` of a new run; by default named after the data and the time.
 
-        `overwrite`: it may be that of an earlier run. Nothing is changed yet.
+        `overwrite`: it may contain an earlier run. Nothing is written yet.
         """
         if out is None:
             name = re.sub(r"[^\w.-]+", "-", data).strip("-.") or "run"
             out = f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}"
         refuse_url(out, "give the name of a folder to write")
         path = Path(out)
-        folder = cls(path)
+        directory = cls(path)
         if _is_taken(path):
             if not (path / "config.json").is_file():
                 raise VitreousError(f"{path} exists already, and is not a run directory: give another --out")
             if not overwrite:
-                again = f"{program()} train --resume {shlex.quote(out)}"
+                command = f"{program()} train --resume {shlex.quote(out)}"
                 raise VitreousError(
-                    f"{path} exists already; to go on with it: {again}; to replace it: --overwrite; or give another"
+                    f"{path} exists already; to continue it: {command}; to replace it: --overwrite; or give another"
                     " --out"
                 )
-            folder.description()
-            folder.overwrite = True
+            directory.description()
+            directory.overwrite = True
         for parent in path.absolute().parents:
             if parent.exists():
                 if not parent.is_dir():
-                    raise VitreousError(f"{path} cannot be made: {parent} is not a folder")
+                    raise VitreousError(f"{path} cannot be created: {parent} is not a folder")
                 if not os.access(parent, os.W_OK | os.X_OK):
-                    raise VitreousError(f"{path} cannot be made: {parent} may not be written to")
+                    raise VitreousError(f"{path} cannot be created: {parent} is not writable")
                 break
-        return folder
+        return directory
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
-        """One that a run was begun in."""
-        folder = cls(Path(path))
-        if not folder.path.is_dir():
+        """The directory of an existing run."""
+        directory = cls(Path(path))
+        if not directory.path.is_dir():
             raise VitreousError(f"{path}: there is no such run directory")
-        if not (folder.path / "config.json").is_file():
+        if not (directory.path / "config.json").is_file():
             raise VitreousError(f"{path} is not a run directory: it has no config.json")
-        return folder
+        return directory
 
     def create(self, description: dict[str, Any]) -> None:
-        """Begin a run in it. With `overwrite`, a run that is there is kept under another name until `complete`."""
+        """Create the directory with its config.json. With `overwrite`, an earlier run is renamed to `replaced`."""
         remove_leftovers(self.path)
-        fresh = temporary_name(self.path)
+        new = temporary_name(self.path)
         replaces = self.overwrite and _is_taken(self.path)
         try:
-            fresh.mkdir(parents=True)
-            with atomic_file(fresh / "config.json") as temporary:
+            new.mkdir(parents=True)
+            with atomic_file(new / "config.json") as temporary:
                 dump_json(temporary, {**description, **({"replaces": True} if replaces else {})})
             if replaces:
                 self._set_aside()
-            replace_folder(fresh, self.path)  # a run directory has a config, whenever it is looked at
+            replace_folder(new, self.path)  # atomic: a run directory has a config.json at any time
         except OSError as error:
-            self._restore()
-            raise VitreousError(f"{self.path} cannot be made ({error.strerror})") from error
+            self._restore_replaced()
+            raise VitreousError(f"{self.path} cannot be created ({error.strerror})") from error
         finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+            shutil.rmtree(new, ignore_errors=True)
 
     def _set_aside(self) -> None:
-        """Give the run that is there another name. One that replaced another and was never completed is removed."""
+        """Rename the earlier run to `replaced`. If it was itself an incomplete replacement, remove it instead."""
         with self.locked():
             if self.description().get("replaces") and RunDirectory(self.replaced).path.is_dir():
                 shutil.rmtree(self.path)
@@ -112,65 +112,64 @@ class RunDirectory:
             else:
                 self.path.rename(self.replaced)
 
-    def _restore(self) -> None:
+    def _restore_replaced(self) -> None:
         if self.overwrite and self.replaced.is_dir() and not self.path.exists():
             self.replaced.rename(self.path)
 
     def discard(self) -> None:
         """Undo `create`."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._restore()
+        self._restore_replaced()
 
     def complete(self) -> None:
-        """The run has its result: an earlier one that it replaces is not needed any more."""
+        """Call when the run has its result: remove the earlier run that it replaces."""
         if self.description().get("replaces") and (self.replaced / "config.json").is_file():
             shutil.rmtree(self.replaced, ignore_errors=True)
 
     def write_description(self, description: dict[str, Any]) -> None:
-        """What there is to say about the run is more than when it was begun."""
+        """Write config.json."""
         with atomic_file(self.path / "config.json") as temporary:
             dump_json(temporary, description)
 
     def description(self) -> dict[str, Any]:
-        found = read_json(self.path / "config.json")
-        for name, kind in DESCRIBED.items():
-            if not isinstance(found.get(name), kind):
+        """Read config.json and check it."""
+        values = read_json(self.path / "config.json")
+        for name, kind in DESCRIPTION_FIELDS.items():
+            if not isinstance(values.get(name), kind):
                 raise VitreousError(
                     f"{self.path / 'config.json'} does not describe a run: {name} is missing or damaged"
                 )
-        if not all(isinstance(choice, dict) and choice.keys() >= CHOICE for choice in found["choices"]):
+        if not all(isinstance(choice, dict) and choice.keys() >= CHOICE_FIELDS for choice in values["choices"]):
             raise VitreousError(f"{self.path / 'config.json'} does not describe a run: choices are damaged")
+        values["config"].setdefault("test_fraction", 0.0)  # version 0.1.0 had no test split
         for old, new in RENAMED_FIELDS.items():
-            if old in found["config"]:
-                found["config"][new] = found["config"].pop(old)
-        found["config"].setdefault("test_fraction", 0.0)  # a run of 0.1.0, which set no test split aside
-        return found
+            if old in values["config"]:
+                values["config"][new] = values["config"].pop(old)
+        return values
 
     @contextmanager
-    def locked(self, first: bool = True) -> Iterator[None]:
-        """Two processes that write to one run would spoil it; the `first` of those that train together holds it."""
-        if not first:
+    def locked(self, is_main: bool = True) -> Iterator[None]:
+        """Prevent other processes from writing to the run. Of a distributed run, only the main process takes it."""
+        if not is_main:
             yield
             return
         try:
             self._check_files()
             lock = (self.path / ".lock").open("w")
         except OSError as error:
-            raise VitreousError(
-                f"{self.path}: nothing can be written to this run directory ({error.strerror})"
-            ) from error
+            raise VitreousError(f"{self.path}: this run directory is not writable ({error.strerror})") from error
         with lock as file:
             try:
-                # Of the process alone: workers that outlive it by a few seconds do not keep it.
+                # This kind of lock is not inherited: decoding workers that outlive the process do not keep it.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise VitreousError(f"{self.path} is in use: another process is training there") from None
-            for rest in self.path.glob(".*.tmp"):  # of files that a killed process was writing
-                rest.unlink(missing_ok=True)
+            for partial in self.path.glob(".*.tmp"):  # files that a killed process was writing
+                partial.unlink(missing_ok=True)
             yield
 
     def _check_files(self) -> None:
-        """A run writes to its own files alone: through a link it would write elsewhere, and at a pipe it would wait."""
+        """Accept regular files and folders only: a link would write elsewhere, and opening a pipe would block."""
         with os.scandir(self.path) as entries:
             odd = [entry.name for entry in entries if not entry.is_dir() and not entry.is_file(follow_symlinks=False)]
         if odd:
@@ -179,14 +178,15 @@ class RunDirectory:
             )
 
     def record(self, line: dict[str, Any]) -> None:
-        with self._writing(self.metrics) as file:
+        """Append a line to metrics.jsonl."""
+        with self._append_to(self.metrics) as file:
             file.write(json.dumps(line) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """The lines so far; one that was cut off by a kill, or damaged since, is not counted."""
+        """Read metrics.jsonl. Lines that are incomplete or damaged are skipped."""
         if not self.metrics.exists():
             return []
-        found = []
+        records = []
         try:
             content = read_regular(self.metrics)
         except VitreousError as error:
@@ -194,33 +194,33 @@ class RunDirectory:
         for line in content.splitlines():
             try:
                 record = json.loads(line)
-            except (ValueError, RecursionError):  # also of bytes that are no UTF-8
+            except (ValueError, RecursionError):  # ValueError also for bytes that are not UTF-8
                 continue
             if _is_record(record):
-                found.append(record)
-        return found
+                records.append(record)
+        return records
 
     def rewind(self, step: int, evaluated: int) -> None:
-        """Forget the lines of steps that will be trained again, and of evaluations that will be done again."""
+        """Remove lines of steps after `step`, and of evaluations after step `evaluated`: they will be repeated."""
 
-        def holds(line: dict[str, Any]) -> bool:
+        def is_valid(line: dict[str, Any]) -> bool:
             return bool(line["step"] <= (evaluated if line["kind"] == "eval" else step))
 
-        kept = [line for line in self.records() if holds(line)]
+        kept = [line for line in self.records() if is_valid(line)]
         with atomic_file(self.metrics) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def add_unreadable(self, lines: Sequence[str]) -> None:
-        """Add to `bad_images.txt` what is not there yet."""
+        """Append the lines to `bad_images.txt` that it does not contain yet."""
         path = self.path / "bad_images.txt"
-        there = set(path.read_text("utf-8", "replace").splitlines() if path.exists() else ())
+        present = set(path.read_text("utf-8", "replace").splitlines() if path.exists() else ())
         escaped = (printable(line, keep="\t") for line in lines)
-        if fresh := [line for line in dict.fromkeys(escaped) if line not in there]:
-            with self._writing(path) as file:
-                file.writelines(f"{line}\n" for line in fresh)
+        if new := [line for line in dict.fromkeys(escaped) if line not in present]:
+            with self._append_to(path) as file:
+                file.writelines(f"{line}\n" for line in new)
 
     @contextmanager
-    def _writing(self, path: Path) -> Iterator[Any]:
+    def _append_to(self, path: Path) -> Iterator[Any]:
         try:
             with path.open("a", encoding="utf-8") as file:
                 yield file
@@ -229,12 +229,12 @@ class RunDirectory:
 
 
 def _is_record(line: Any) -> bool:
-    """Whether a line of the log can be used: its kind and step, and the text of an event."""
+    """Whether a line of the log has a kind and a step, and an event has a text."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or not isinstance(line.get("kind"), str):
         return False
     return line["kind"] != "event" or isinstance(line.get("text"), str)
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether there is something that a run would replace. An empty folder is nothing."""
+    """Whether a run would replace something. An empty folder does not count."""
     return os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))

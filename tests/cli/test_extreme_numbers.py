@@ -1,4 +1,4 @@
-"""Numbers that nobody can mean are one sentence, in every command that takes them: no overflow, no fork bomb."""
+"""Absurdly large and negative numbers give a one-line error in every command: no overflow, no fork bomb."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import torch
 import vitreous
 from helpers import tiny_vit
 from runs import TINY_RUN, draw_folder
-from vitreous.cli import _explained, main
+from vitreous.cli import _resource_error, main
 from vitreous.data.options import Reading
 
 HUGE, MANY = str(2**70), str(10**9)
@@ -56,7 +56,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("command", "flag", "value"), CASES, ids=lambda value: value[0] if value[1:] else None)
-def test_it_is_one_sentence(
+def test_error_is_one_line(
     command: tuple[str, ...],
     flag: str,
     value: str,
@@ -66,7 +66,7 @@ def test_it_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    before = signal.signal(signal.SIGALRM, lambda *_: os._exit(1))  # it never hangs
+    before = signal.signal(signal.SIGALRM, lambda *_: os._exit(1))  # instead of a hang
     signal.alarm(60)
     try:
         with pytest.raises(SystemExit) as end:
@@ -82,17 +82,16 @@ def test_it_is_one_sentence(
     assert not Path("out").exists()
 
 
-def test_too_little_memory_is_one_sentence() -> None:
+def test_out_of_memory_is_one_line() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**62, dtype=torch.uint8)  # more than any machine can address
-    assert _explained(error.value) == (
-        "there is not enough memory for this, which wanted 4,294,967,296.0 GiB at once: take a smaller size, batch or"
-        " model"
+    assert _resource_error(error.value) == (
+        "not enough memory: 4,294,967,296.0 GiB were requested at once; use a smaller image size, batch size or model"
     )
     with pytest.raises(MemoryError) as error:
         bytearray(2**62)
-    assert _explained(error.value) == "there is not enough memory for this: take a smaller size, batch or model"
-    assert _explained(ValueError("a mistake of ours")) is None
+    assert _resource_error(error.value) == "not enough memory; use a smaller image size, batch size or model"
+    assert _resource_error(ValueError("a bug")) is None
 
 
 def test_in_python(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""`vitreous inspect`: one folder with everything, from any model, and what it says when something is wrong."""
+"""The command `vitreous inspect`."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from vitreous.cli import main
 from vitreous.inspection import internals
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.reports import inspect_model
-from vitreous.utils.figures import rendered
+from vitreous.utils.figures import render_figure
 
 pytest.importorskip("matplotlib")
 FIGURES = ("attention", "components", "depth", "relevance", "rollout", "similarity")
@@ -33,7 +33,7 @@ def run(*arguments: object) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two pictures of different shapes and a small model."""
+    """Two images of different sizes and a small model."""
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     for name, size in (("a.png", (40, 30)), ("b.jpg", (30, 50))):
@@ -45,19 +45,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures of few pixels: half of the time goes into them, and no test here looks at one closely."""
-    monkeypatch.setattr(inspect_model, "rendered", lambda figure, kind, dpi: rendered(figure, kind, 20))
+    """Render figures with few pixels, which halves the time of these tests."""
+    monkeypatch.setattr(inspect_model, "render_figure", lambda figure, kind, dpi: render_figure(figure, kind, 20))
 
 
 @pytest.fixture
 def undrawn(coarse: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of the numbers, the page and the folder: the figures are made, and their files have no pixels."""
-    monkeypatch.setattr(inspect_model, "rendered", lambda figure, kind, dpi: kind.encode())
+    """Do not render figures, for tests of numbers.json, the page and the folder."""
+    monkeypatch.setattr(inspect_model, "render_figure", lambda figure, kind, dpi: kind.encode())
 
 
-def test_everything_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_files_are_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 0
-    assert capsys.readouterr().out == "page     seen/index.html\nfigures  30 files beside it, and numbers.json\n"
+    lines = ["page     seen/index.html", "figures  30 files and numbers.json, in the same folder"]
+    assert capsys.readouterr().out.splitlines() == lines
     names = {f"{stem}-{kind}" for stem in "ab" for kind in FIGURES} | {"filters", "positions", "distances"}
     files = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert {path.name for path in Path("seen").iterdir()} == files | {"index.html", "numbers.json"}
@@ -70,7 +71,7 @@ def test_everything_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_numbers_are_the_librarys(folder: Path) -> None:
+def test_numbers_are_those_of_the_python_functions(folder: Path) -> None:
     assert run("inspect", "m.safetensors", "photos/a.png", "--out", "seen", "--size", 32, 48) == 0
     found = json.loads(Path("seen/numbers.json").read_text())
     model = load("m.safetensors")
@@ -106,35 +107,35 @@ def test_the_numbers_are_the_librarys(folder: Path) -> None:
         ({"channels": 1}, set()),
     ],
 )
-def test_any_vit(folder: Path, changes: dict[str, Any], lacking: set[str]) -> None:
+def test_vit_variants(folder: Path, changes: dict[str, Any], lacking: set[str]) -> None:
     save(tiny_vit(**changes), "other.safetensors")
     assert run("inspect", "other.safetensors", "photos/a.png", "--out", "seen") == 0
     made = {path.stem.removeprefix("a-") for path in Path("seen").glob("*.png")}
     assert made == {*FIGURES, "filters", "positions", "distances"} - lacking
 
 
-def test_a_bit(folder: Path) -> None:
+def test_bit(folder: Path) -> None:
     save(draw(BiT(BiTConfig(blocks=(1, 1), width_factor=0.5, image_size=32, num_classes=7))), "bit.safetensors")
     assert run("inspect", "bit.safetensors", "photos/a.png", "--out", "seen") == 0
     assert {path.stem for path in Path("seen").glob("*.png")} == {"a-components", "a-similarity", "filters"}
     assert "no attention" in Path("seen/index.html").read_text()
 
 
-def test_without_images_two_photographs(folder: Path) -> None:
+def test_default_images(folder: Path) -> None:
     pytest.importorskip("sklearn")
     assert run("inspect", "random:vitreous-mini", "--size", 32) == 0
     assert json.loads(Path("inspection/numbers.json").read_text())["images"][1]["name"] == "china.jpg"
     assert "was not trained" in Path("inspection/index.html").read_text()
 
 
-def test_without_a_model_the_one_in_the_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", "photos/a.png", "--size", 32) == 0
-    assert "this is vitreous-mini, which comes with the package" in capsys.readouterr().err
+    assert "no model is given: using vitreous-mini" in capsys.readouterr().err
     assert '<h1 class="name">vitreous-mini</h1>' in Path("inspection/index.html").read_text()
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_cannot_be_read_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_images_are_skipped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos/c.png").write_bytes(b"no picture")
     assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 1
     assert "c.png: " in capsys.readouterr().err
@@ -145,7 +146,7 @@ def test_what_cannot_be_read_is_left_out(folder: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.usefixtures("undrawn")
 def test_many_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page shows the first ones; distances are of all, and names that are alike do not hide each other."""
+    """The page shows the first images, attention distances use all, and equal file names get different outputs."""
     monkeypatch.setattr(inspect_model, "MAX_IMAGES", 2)
     for sub in ("x", "y"):
         Path("photos", sub).mkdir()
@@ -187,8 +188,8 @@ def test_a_new_head_is_not_a_random_model(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_second_look_takes_the_first_away(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where that is asked for, and where the folder holds nothing else; names may be long, hidden and in any script."""
+def test_overwrite_replaces_an_earlier_inspection(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only if the folder contains no other files. File names may be long, hidden and non-ASCII."""
     long = Path("photos") / ("." + 50 * "\U00020000" + ".png")
     long.write_bytes(Path("photos/a.png").read_bytes())
     assert run("inspect", "m.safetensors", long, "photos/a.png", "--out", "seen") == 0
@@ -210,19 +211,19 @@ def test_a_second_look_takes_the_first_away(folder: Path, capsys: pytest.Capture
     assert not list(Path().glob(".seen*"))
 
 
-def test_an_image_with_nothing_in_it(folder: Path) -> None:
+def test_uniform_image(folder: Path) -> None:
     save(tiny_vit(position="none"), "none.safetensors")
     Image.new("RGB", (32, 32)).save("photos/black.png")
     assert run("inspect", "none.safetensors", "photos/a.png", "photos/black.png", "--out", "seen") == 0
     assert not Path("seen/black-components.png").exists()
     assert Path("seen/black-rollout.png").exists()
     found = json.loads(Path("seen/numbers.json").read_text())
-    assert any(note.startswith("black: token_pca: all tokens are the same") for note in found["notes"])
+    assert any(note.startswith("black: token_pca: all tokens are equal") for note in found["notes"])
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_little_memory_makes_small_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = 4 * (2 + 4 * 3) * 17**2 / internals.SHARE  # what one image takes
+def test_batches_are_smaller_if_memory_is_low(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = 4 * (2 + 4 * 3) * 17**2 / internals.MEMORY_SHARE  # memory of one image
     monkeypatch.setattr(internals, "free_memory", lambda device: 1.2 * one)
     assert run("inspect", "m.safetensors", "photos", "--out", "seen") == 0
     assert json.loads(Path("seen/numbers.json").read_text())["distances"]["images"] == 2
@@ -237,7 +238,7 @@ def test_little_memory_makes_small_batches(folder: Path, monkeypatch: pytest.Mon
         (("m.safetensors", "gone.png"), "gone.png: there is no such file"),
         (("gone.safetensors", "photos"), "gone.safetensors: no such file"),
         (("m.safetensors", "photos", "--size", "30"), "30 x 30"),
-        (("m.safetensors", "photos", "--out", "m.safetensors"), "m.safetensors is no folder"),
+        (("m.safetensors", "photos", "--out", "m.safetensors"), "m.safetensors is not a folder"),
         (("random:nothing", "photos"), "nothing"),
     ],
 )
@@ -250,8 +251,8 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: t
     assert not Path("inspection").exists()
 
 
-def test_a_run_is_looked_into_with_its_own_images(folder: Path) -> None:
-    """The report links to the page, which says how it is made until it is."""
+def test_run_directory_is_inspected_with_its_own_images(folder: Path) -> None:
+    """The report links to the page, which contains the command to create it until it exists."""
     draw_folder(folder / "data")
     options = {"width": 16, "depth": 1, "heads": 2, "image_size": 16, "duration": "2 steps", "batch_size": 8}
     train(folder / "data", **options, out="run", device="cpu", quiet=True)
@@ -261,7 +262,7 @@ def test_a_run_is_looked_into_with_its_own_images(folder: Path) -> None:
     assert run("inspect", "run") == 0
     assert '<h1 class="name">run</h1>' in page.read_text()
     found = json.loads(Path("run/inspection/numbers.json").read_text())
-    assert len(found["images"]) == 3  # one of each class, of those that were held out
+    assert len(found["images"]) == 3  # one held-out image per class
     opened = open_data(folder / "data")
     assert opened.val is not None
     held_out = {Path(opened.val.name(i)).name for i in range(len(opened.val))}
@@ -275,21 +276,19 @@ def test_a_run_is_looked_into_with_its_own_images(folder: Path) -> None:
     ("changes", "words"),
     [({"pool": "gap", "class_token": True}, "class token"), ({"pool": "map"}, "mean of the patches")],
 )
-def test_attention_is_called_what_it_is(folder: Path, changes: dict[str, Any], words: str) -> None:
-    """The figure is of a token's attention, whatever the head pools."""
+def test_title_of_the_attention_figure(folder: Path, changes: dict[str, Any], words: str) -> None:
+    """The title names the token whose attention is shown, whatever the head pools."""
     save(tiny_vit(**changes), "other.safetensors")
     assert run("inspect", "other.safetensors", "photos/a.png", "--out", "seen") == 0
     assert f"<!-- attention of the {words} -->" in Path("seen/a-attention.svg").read_text()
 
 
-def test_a_model_in_memory(tmp_path: Path) -> None:
-    """Compiled it is the same model; changed it is another than the page would show."""
+def test_model_in_memory(tmp_path: Path) -> None:
+    """A compiled model is inspected; a modified model is an error."""
     model = tiny_vit()
     inspect_model.inspect_model(torch.compile(model), [], tmp_path / "out", inspect_model.ModelDescription("compiled"))
     assert "ViT of width 48" in json.loads((tmp_path / "out" / "numbers.json").read_text())["model"]["model"]
     model.blocks[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-    with pytest.raises(
-        VitreousError, match=r"inspect: the model is not as its config describes it.*blocks\.0 has hooks"
-    ):
+    with pytest.raises(VitreousError, match=r"inspect: the model differs from its config.*blocks\.0 has hooks"):
         inspect_model.inspect_model(model, [], tmp_path / "none", inspect_model.ModelDescription("changed"))
     assert not (tmp_path / "none").exists()

@@ -1,4 +1,4 @@
-"""`vitreous evaluate`, `features` and `compare`, as they are typed."""
+"""The commands `vitreous evaluate`, `features` and `compare`."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ def test_evaluate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("evaluate", "pets", "--model", "m.safetensors") == 0
     out = capsys.readouterr().out
     assert "pets: test, 15 images" in out
-    assert "matched by names, whatever their case and punctuation" in out
+    assert "matched by names, ignoring case and punctuation" in out
     assert run("evaluate", "pets", "--model", "m.safetensors", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     (scores,) = found["scores"]
@@ -71,7 +71,7 @@ def test_evaluate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert scores["images_per_second"] > 0
 
 
-def test_sizes_give_a_table_and_a_curve(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_sizes_give_a_table_and_a_figure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("evaluate", "pets", "--model", "m.safetensors", "--size", 16, 24, 32, "--out", "drawn")
     assert run(*arguments) == 0
     out = capsys.readouterr().out
@@ -86,12 +86,12 @@ def test_sizes_give_a_table_and_a_curve(folder: Path, capsys: pytest.CaptureFixt
     ]
 
 
-def test_features_are_measured_where_the_head_cannot_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_of_a_model_without_a_head(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint("headless.safetensors", None, num_classes=0)
     more = ("--with", "fewshot", "knn", "--shots", 1, 5)
     assert run("evaluate", "pets", "--model", "headless.safetensors", *more) == 0
     out = capsys.readouterr().out
-    assert "not scored: headless has no head" in out
+    assert "not evaluated: headless has no head" in out
     assert run("evaluate", "pets", "--model", "headless.safetensors", *more, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["scores"] == []
@@ -99,7 +99,7 @@ def test_features_are_measured_where_the_head_cannot_be(folder: Path, capsys: py
     assert (folder / "xdg" / "vitreous" / "features").is_dir()
 
 
-def test_unreadable_images_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_lists_unreadable_images(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "pets" / "test" / "cat" / "0.png").write_bytes(b"broken")
     assert run("evaluate", "pets", "--model", "m.safetensors") == 1
     err = capsys.readouterr().err
@@ -107,15 +107,15 @@ def test_unreadable_images_are_told(folder: Path, capsys: pytest.CaptureFixture[
     assert "1 images cannot be read; they are left out" in err
 
 
-def test_unreadable_images_are_told_by_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of training images too, the second time as well, with the number of those that were left."""
+def test_all_commands_list_unreadable_images(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training images too, and also when features come from the cache; the counts exclude them."""
     for part in ("train", "test"):
         (folder / "pets" / part / "cat" / "0.png").write_bytes(b"broken")
     measures = ("--with", "fewshot", "knn", "--shots", 2)
     for flags in ((), ("--json",)):
         assert run("compare", "m.safetensors", "--data", "pets", *measures, "--cache", "kept", *flags) == 1
         out, err = capsys.readouterr()
-        assert flags or "pets: 35 images to learn from; measured on 14: test split" in out
+        assert flags or "pets: trained on 35 images; tested on 14: test split" in out
         assert "train/cat/0.png: " in err
         assert "test/cat/0.png: " in err
         assert "2 images cannot be read; they are left out" in err
@@ -123,7 +123,7 @@ def test_unreadable_images_are_told_by_all(folder: Path, capsys: pytest.CaptureF
     checkpoint("headless.safetensors", None, num_classes=0)
     assert run("evaluate", "pets", "--model", "headless.safetensors", *measures) == 1
     out, err = capsys.readouterr()
-    assert "35 images to learn from; measured on 14" in out
+    assert "trained on 35 images; tested on 14" in out
     assert "2 images cannot be read" in err
     assert run("features", "pets", "out", "--model", "m.safetensors", "--split", "train") == 1
     assert "train/cat/0.png: " in capsys.readouterr().err
@@ -150,12 +150,18 @@ def test_unreadable_images_are_told_by_all(folder: Path, capsys: pytest.CaptureF
         (("features", "pets", "out", "--model", "m.safetensors", "--layer", "-2"), "layer = -2: use 0 to"),
         (("evaluate", "pets"), "--model"),
         (("features", "pets", "m.safetensors", "--model", "m.safetensors"), "m.safetensors: features cannot be"),
-        (("compare", "m.safetensors", "--data", "pets", "--markdown", "gone/r.md"), "gone is no folder"),
-        (("compare", "m.safetensors", "--data", "pets", "--markdown", "pets"), "pets: this is a folder; name a file"),
-        (("compare", "m.safetensors", "--data", "pets", "--out", "m.safetensors/x"), "m.safetensors is no folder"),
+        (("compare", "m.safetensors", "--data", "pets", "--markdown", "gone/r.md"), "gone is not a folder"),
+        (
+            ("compare", "m.safetensors", "--data", "pets", "--markdown", "pets"),
+            "this is a folder; give the name of a file",
+        ),
+        (("compare", "m.safetensors", "--data", "pets", "--out", "m.safetensors/x"), "m.safetensors is not a folder"),
         (("compare", "m.safetensors"), "--data"),
         (("compare", "gone", "--data", "pets", "--with", "knn"), "gone: no such file"),
-        (("compare", "m.safetensors", "--data", "pets", "--suite", "x.toml"), "one of the two"),
+        (
+            ("compare", "m.safetensors", "--data", "pets", "--suite", "x.toml"),
+            "give either data sets (--data) or",
+        ),
     ],
 )
 def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
@@ -167,7 +173,7 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: t
     assert not out
 
 
-def test_a_map_of_classes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_class_map(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("map.csv").write_text("cat,ant\ndog,1\nfox,gnu\n")
     assert run("evaluate", "pets", "--model", "m.safetensors", "--classes", "map.csv", "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -178,7 +184,7 @@ def test_a_map_of_classes(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_features(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("features", "pets", "out", "--model", "m.safetensors", "--split", "train", "--layer", 0)
-    command = (*command, "--val-fraction", 0)  # or some training images are set aside for validation
+    command = (*command, "--val-fraction", 0)  # otherwise training images are held out for validation
     assert run(*command) == 0
     assert "36 x 48 of pets, train" in capsys.readouterr().out
     found = read_features(Path("out"))
@@ -197,7 +203,7 @@ def test_compare(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*command, "--markdown", "c.md", "--cache", "kept") == 0
     first = capsys.readouterr().out
     assert "2-shot" in first
-    assert "pets: 36 images to learn from; measured on 15: test split" in first
+    assert "pets: trained on 36 images; tested on 15: test split" in first
     assert Path("c.md").read_text().startswith("| data | measure | m |\n")
     assert run(*command, "--json", "--cache", "kept") == 0
     assert json.loads(capsys.readouterr().out)["models"][0]["name"] == "m"
@@ -205,8 +211,8 @@ def test_compare(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == first
 
 
-def test_the_picture_of_a_comparison(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two models on two data sets, one of them in a group of its own; the files say what the table says."""
+def test_files_of_a_comparison(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two models on two groups of one data set each."""
     checkpoint("other.safetensors", norm_eps=1e-3)
     Path("s.toml").write_text(
         """[[group]]\nname = "pets"\n[[group.data]]\nsource = "pets"\n"""
@@ -214,7 +220,7 @@ def test_the_picture_of_a_comparison(folder: Path, capsys: pytest.CaptureFixture
     )
     measures = ("--with", "fewshot", "knn", "--shots", 1, 2)
     assert run("compare", "m.safetensors", "other.safetensors", "--suite", "s.toml", *measures, "--out", "drawn") == 0
-    assert "drawn: drawn/comparison.png, drawn/comparison.svg" in capsys.readouterr().out
+    assert "figures: drawn/comparison.png, drawn/comparison.svg" in capsys.readouterr().out
     assert sorted(path.name for path in Path("drawn").iterdir()) == [
         "comparison.json",
         "comparison.md",

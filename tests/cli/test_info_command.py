@@ -1,4 +1,4 @@
-"""`vitreous info`, as a person at a terminal and a script meet it."""
+"""The command `vitreous info`."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ LABELS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A native file, Google's, a training script's, and one with something too many."""
+    """Checkpoints: native, Google, BiT, of a training script, and one with an unexpected tensor."""
     monkeypatch.chdir(tmp_path)
     model = tiny_vit(gelu="erf", resample="timm")
     model.labels = LABELS
@@ -40,7 +40,7 @@ def run(*arguments: str) -> int:
 
 
 def rows(text: str) -> dict[str, str]:
-    """A table's rows by their first column, those that go on for several lines in one."""
+    """Return the rows of a table by their first column, with wrapped lines joined."""
     found: dict[str, str] = {}
     key = ""
     for line in text.splitlines():
@@ -50,25 +50,25 @@ def rows(text: str) -> dict[str, str]:
     return found
 
 
-def test_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("google.npz") == 0
     out, err = capsys.readouterr()
     assert not err
     assert rows(out) == {
         "file": "google.npz",
-        "dialect": "google (npz, float32)",
-        "model": "no name in the zoo has this shape",
+        "format": "google (npz, float32)",
+        "model": "none of `vitreous models` has this architecture",
         "config": "image_size 32 x 32, patch_size 8 x 8, width 48, depth 2, heads 3, mlp_dim 96, pool token,"
         " representation_size 40, num_classes 7, position learned-1d, resample google, gelu tanh, norm_eps 1e-06",
         "cost": "50,391 parameters; 0.00166 GFLOPs at 32 x 32, 16 patches",
         "preprocessing": "squash to 32 x 32, bilinear without antialiasing; mean 0.5, 0.5, 0.5; std 0.5, 0.5, 0.5",
         "labels": "not in the file; 7 classes",
-        "tensors": "42 used, 0 ignored by rule",
+        "tensors": "42 used, 0 ignored",
     }
     assert max(map(len, out.splitlines())) <= 120
 
 
-def test_labels_notes_and_what_was_ignored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_notes_and_ignored_tensors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("native.safetensors") == 0
     assert rows(capsys.readouterr().out)["labels"] == "ant, bee, cat, dog, elk and 2 more"
     assert run("script.pth", "--heads", "3") == 0
@@ -76,7 +76,7 @@ def test_labels_notes_and_what_was_ignored(folder: Path, capsys: pytest.CaptureF
     assert table["ignored"] == "epoch: beside 'teacher'"
     assert table["note"].startswith("loaded the weights under 'teacher'; other keys beside it: 'epoch'")
     assert run("bit.npz") == 0
-    assert rows(capsys.readouterr().out)["dialect"] == "bit (npz, float32)"
+    assert rows(capsys.readouterr().out)["format"] == "bit (npz, float32)"
 
 
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,14 +136,14 @@ def test_mistakes(arguments: tuple[str, ...], message: str, folder: Path, capsys
     assert not out
 
 
-def test_a_warning_goes_to_stderr(folder: Path) -> None:
+def test_warnings_go_to_stderr(folder: Path) -> None:
     result = command.vitreous("info", "extra.pth", "--heads", "3", "--no-strict", "--json")
     assert result.returncode == 0
     assert result.stderr.startswith("vitreous: warning: extra.pth: read as timm, ")
     assert json.loads(result.stdout)["tensors"]["unexpected"] == ["extra"]
 
 
-def test_a_damaged_file_is_one_sentence(folder: Path) -> None:
+def test_truncated_file_is_a_one_line_error(folder: Path) -> None:
     (folder / "cut.safetensors").write_bytes((folder / "native.safetensors").read_bytes()[:-7])
     result = command.vitreous("info", "cut.safetensors")
     assert (result.returncode, result.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""`vitreous models`, as a person at a terminal meets it."""
+"""The command `vitreous models`."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from command import vitreous
 
 
-def test_the_table() -> None:
+def test_table() -> None:
     result = vitreous("models", "*B/16", "--size", "384")
     assert result.returncode == 0
     lines = result.stdout.splitlines()
@@ -17,12 +17,12 @@ def test_the_table() -> None:
     assert lines[2].split()[:2] == ["R50+B/16", "98,659,112"]
 
 
-def test_a_size_that_some_models_cannot_take() -> None:
+def test_size_that_some_patch_sizes_do_not_divide() -> None:
     result = vitreous("models", "Ti/*", "--size", "392")
     rows = {line.split()[0]: line.split()[2:4] for line in result.stdout.splitlines()[1:5]}
     assert rows["Ti/14"] == ["14.2", "784"]
     assert rows["Ti/16"] == ["-", "-"]
-    assert "392 px is not made of whole patches" in result.stdout.replace("\n", " ")
+    assert "392 px cannot be divided into patches" in result.stdout.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_size_that_some_models_cannot_take() -> None:
         (("modles",), "models"),
     ],
 )
-def test_mistakes_are_a_sentence_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+def test_mistakes_give_a_message_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
     result = vitreous(*arguments)
     assert result.returncode == 2
     assert message in result.stderr
@@ -48,7 +48,7 @@ def test_help_and_version() -> None:
     assert vitreous("--version").stdout.startswith("vitreous ")
 
 
-def test_a_reader_that_goes_away() -> None:
+def test_closed_pipe() -> None:
     command = f"{sys.executable} -m vitreous models 'B*' | head -n 1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=120)
     assert "model" in result.stdout

@@ -1,4 +1,4 @@
-"""`vitreous convert`, as a person at a terminal meets it."""
+"""The command `vitreous convert`."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def run(*arguments: str) -> int:
     return 0
 
 
-def test_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_to_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("in.safetensors", "out", "--to", "timm") == 0
     out, err = capsys.readouterr()
     assert out == "out: timm, 0.3 MB in config.json, model.safetensors\n"
@@ -45,7 +45,7 @@ def test_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(there.parameters(), here.parameters(), strict=True))
 
 
-def test_a_file_and_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_to_a_file_with_notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("google.npz", "out.npz", "--to", "google") == 0
     assert capsys.readouterr() == ("out.npz: google, 0.2 MB\n", "")
     model = tiny_vit()
@@ -107,14 +107,14 @@ def test_force_writes_with_a_warning(folder: Path) -> None:
     assert vitreous.load("out.npz").report.dialect == "google"
 
 
-def test_another_program_reads_the_folder_by_its_config(folder: Path) -> None:
+def test_config_of_a_timm_folder(folder: Path) -> None:
     assert run("in.safetensors", "out", "--to", "timm") == 0
     settings = json.loads((folder / "out" / "config.json").read_text())
     assert settings["model_args"]["num_heads"] == 3
     assert settings["label_names"] == list(LABELS)
 
 
-def test_help_names_every_dialect(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     out = "".join(capsys.readouterr().out.split())
     assert all(name in out for name in DIALECTS)

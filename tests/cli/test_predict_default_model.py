@@ -1,4 +1,4 @@
-"""`vitreous predict` with nothing but a photograph: the model that comes with the package answers."""
+"""`vitreous predict` without --model uses vitreous-mini, which comes with the package."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from PIL import Image
 import command
 import vitreous
 
-NOTE = "vitreous-mini answers, which knows 20 classes: airplane, "
+NOTE = "the model is vitreous-mini, which has 20 classes: airplane, "
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
-def test_a_photograph_alone(folder: Path) -> None:
+def test_table_and_note(folder: Path) -> None:
     result = run(folder, "predict", "photo.png")
     assert result.stdout.splitlines()[0] == "photo.png"
     assert result.stderr.startswith(NOTE)
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_json_is_clean(folder: Path) -> None:
+def test_json_contains_all_classes(folder: Path) -> None:
     result = run(folder, "predict", "photo.png", "--json", "--top", "20")
     (line,) = result.stdout.splitlines()
     assert [answer["label"] for answer in sorted(json.loads(line)["top"], key=lambda a: a["class"])] == list(

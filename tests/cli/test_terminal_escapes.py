@@ -1,4 +1,4 @@
-"""Labels, file names, tensor names and settings come from anybody: no command hands them raw to a terminal."""
+"""Control characters in labels, file names, tensor names and settings never reach the terminal, in any command."""
 
 import io
 import json
@@ -26,7 +26,7 @@ from vitreous.cli import main
 from vitreous.utils.console import format_message, printable
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="file names of any bytes are Linux's"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux allows any bytes in file names"),
     pytest.mark.filterwarnings("always::vitreous.VitreousWarning"),
 ]
 
@@ -36,13 +36,13 @@ RUN = (*TINY_RUN, "--workers", "0", "--max-bad", "0.5", "--duration", "2steps")
 
 
 def controls(text: str) -> set[str]:
-    """What must not reach a terminal, in a text."""
+    """Return the control characters in a text that must not reach a terminal."""
     allowed = {"\n", "\t"}
     return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in allowed}
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    """A command with its output in pipes: exit code, stdout and stderr."""
+    """Run a command with its output in pipes. Return exit code, stdout and stderr."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code = 0
     with redirect_stdout(out), redirect_stderr(err):
@@ -54,8 +54,8 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return code, *texts
 
 
-def clean(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
-    """Everything that a command printed, in which there is nothing to fear."""
+def safe_output(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
+    """Return all output of a command, and check that it contains no control characters."""
     found, out, err = run(*arguments)
     assert not controls(out + err), (out, err)
     assert "Traceback" not in err, err
@@ -65,7 +65,7 @@ def clean(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder, which is the current one meanwhile, with data, a run and a checkpoint of hostile names."""
+    """The current folder, with data, a run and a checkpoint whose names contain control characters."""
     folder = tmp_path_factory.mktemp("hostile")
     random = np.random.default_rng(0)
     for split, label in ((s, c) for s in ("train", "test") for c in "ab"):
@@ -78,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     before, cache = Path.cwd(), os.environ.get("XDG_CACHE_HOME")
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    printed = clean("train", f"data{NAME}", "--out", f"run{NAME}", *RUN)
+    printed = safe_output("train", f"data{NAME}", "--out", f"run{NAME}", *RUN)
     assert "pwned" in printed
     model = tiny_vit(num_classes=2)
     card = {
@@ -133,34 +133,34 @@ def test_every_command(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) 
     arguments, code = COMMANDS[name]
     if name == "data, twice":
         run("data", DATA)
-    assert clean(*arguments, codes=(code,))
+    assert safe_output(*arguments, codes=(code,))
 
 
-def test_every_command_is_here() -> None:
+def test_all_commands_are_tested() -> None:
     listed = re.search(r"\{([a-z,]+)\}", run("--help")[1])
     assert listed
     assert set(listed[1].split(",")) == {arguments[0] for arguments, _ in COMMANDS.values()} | {"train"}
 
 
 @pytest.mark.parametrize("command", [*NAMED, "convert", "models", "recipes"])
-def test_arguments_that_nobody_understands(command: str, place: Path) -> None:
-    clean(command, NAME, f"--{NAME}=1", NAME, codes=(2,))
+def test_unknown_arguments(command: str, place: Path) -> None:
+    safe_output(command, NAME, f"--{NAME}=1", NAME, codes=(2,))
 
 
 @pytest.mark.parametrize("command", NAMED)
-def test_files_that_are_not_there(command: str, place: Path) -> None:
+def test_missing_files(command: str, place: Path) -> None:
     named = {"bench": ("--model",), "finetune": (DATA, "--from"), "compare": ("m", "--data")}.get(command, ())
     more = {"features": ("f", "--model", OURS), "evaluate": ("--model", OURS)}.get(command, ())
-    assert printable(NAME)[:8] in clean(command, *named, f"gone{NAME}", *more, codes=(2,))
+    assert printable(NAME)[:8] in safe_output(command, *named, f"gone{NAME}", *more, codes=(2,))
 
 
-def test_lists_of_what_could_not_be_read_are_escaped(place: Path) -> None:
+def test_list_of_unreadable_images_is_escaped(place: Path) -> None:
     lines = Path(RUNS, "bad_images.txt").read_text(encoding="utf-8")
     assert not controls(lines)
     assert len(lines.splitlines()) == 4
 
 
-# ---------------------------------------------------------------- what is in files
+# ---------------------------------------------------------------- contents of files
 
 
 def with_tensor(path: Path) -> None:
@@ -212,7 +212,7 @@ def test_checkpoints(write: Callable[[Path], None], place: Path, tmp_path: Path)
             given[1:2] = [f"{DATA}/test/a{NAME}/0{NAME}.png", "--model", given[1]]
         if arguments[0] == "convert":
             given.insert(2, tmp_path / f"out{NAME}.safetensors")
-        clean(*given, codes=(0, 2))
+        safe_output(*given, codes=(0, 2))
 
 
 def test_data_files(place: Path, tmp_path: Path) -> None:
@@ -227,13 +227,13 @@ def test_data_files(place: Path, tmp_path: Path) -> None:
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
         arguments = ("compare", OURS, "--suite") if name.endswith("toml") else ("data", "--no-sheet")
-        clean(*arguments, tmp_path / name, codes=(0, 2))
+        safe_output(*arguments, tmp_path / name, codes=(0, 2))
 
 
-# ---------------------------------------------------------------- the parts
+# ---------------------------------------------------------------- functions
 
 
-def test_what_is_replaced() -> None:
+def test_printable() -> None:
     assert printable("plain, ü, 漢字, 🙂, a b") == "plain, ü, 漢字, 🙂, a b"
     family, persian, spaces = "👩\u200d👧", "می\u200cخواهم", "1\u00a0000\u3000"
     assert [printable(text) for text in (family, persian, spaces)] == [family, persian, spaces]
@@ -248,8 +248,8 @@ def test_a_newline_in_a_name_cannot_forge_a_message() -> None:
     assert text == "vitreous: a\n  vitreous: everything is fine\n  detail"
 
 
-def test_json_is_exact(place: Path) -> None:
-    """It is escaped by JSON's own means, so that names come back as they are."""
+def test_json_keeps_file_names(place: Path) -> None:
+    """JSON has its own escapes, so that parsing returns the original names."""
     code, out, _ = run("predict", DATA, *MODEL, "--json")
     assert code == 1
     assert out.isascii()
@@ -258,7 +258,7 @@ def test_json_is_exact(place: Path) -> None:
 
 
 def test_on_a_terminal(place: Path, tmp_path: Path) -> None:
-    """Bars, tables and messages have colours there, and names have none."""
+    """Bars, tables and messages have colours, but names cannot set any."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "vitreous", "features", DATA, str(tmp_path / "f"), *MODEL, "--workers", "0"]

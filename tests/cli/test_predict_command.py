@@ -1,4 +1,4 @@
-"""`vitreous predict`, as a person at a terminal, a pipe and a script meet it."""
+"""The command `vitreous predict`, on a terminal, in a pipe and with --json."""
 
 import json
 import os
@@ -26,7 +26,7 @@ LABELS = ("ant", "bee", "cat", "dog", "elk", "fox", "[bold]gnu")
 
 
 def checkpoint(path: Path, labels: tuple[str, ...] | None = LABELS, **changes: Any) -> Any:
-    """A small model in our own format, and the same in memory."""
+    """Write a small model in the native format and return it."""
     model = tiny_vit(**changes)
     model.labels, model.preprocessing = labels, Preprocessing(size=32, resize=36)
     card = {
@@ -71,8 +71,8 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert answer["probability"] == pytest.approx(reference.probability, abs=1e-6)
 
 
-def test_python_shows_the_model_what_the_command_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`model.preprocessing(Image.open(f))` of a photograph on its side, and of grey in 16 bits."""
+def test_preprocessing_in_python_gives_the_same_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`model.preprocessing(Image.open(f))` of a JPEG with an EXIF rotation and of a 16-bit grey PNG."""
     model, exif = checkpoint(folder / "m.safetensors"), Image.Exif()
     exif[0x0112] = 8
     Image.effect_noise((50, 40), 90).save("sideways.jpg", exif=exif)
@@ -85,7 +85,7 @@ def test_python_shows_the_model_what_the_command_does(folder: Path, capsys: pyte
             assert answer["probability"] == pytest.approx(probabilities[answer["class"]].item(), abs=1e-6)
 
 
-def test_a_table_for_one_image(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_for_one_image(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = checkpoint(folder / "m.safetensors")
     assert run("pictures/1.png", "--model", "m.safetensors", "--top", "7") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -95,32 +95,32 @@ def test_a_table_for_one_image(folder: Path, capsys: pytest.CaptureFixture[str])
     for rank, (line, answer) in enumerate(zip(lines[1:], expected.top, strict=True), 1):
         assert line.split()[0] == str(rank)
         assert line.split()[1] == (f"{answer.probability:.1%}" if answer.probability >= 0.0005 else "<0.1%")
-        assert line.split()[-1] == answer.label  # brackets and all
+        assert line.split()[-1] == answer.label  # brackets in labels are not markup
         assert line.count("█") == int(answer.probability * 24)
 
 
-def test_a_line_for_each_of_several(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_per_image_for_several_images(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = checkpoint(folder / "m.safetensors", labels=None)
     long = folder / "pictures" / f"{'long ' * 30}[red].png"
     long.write_bytes((folder / "pictures" / "0.png").read_bytes())
     assert run("pictures", "--model", "m.safetensors", "--top", "3") == 0
     lines = capsys.readouterr().out.splitlines()
     for line, expected in zip(lines, predict(model, sorted(Path("pictures").iterdir()), top=3), strict=True):
-        assert line.startswith(str(expected.image))  # whole: there is no width to keep to in a pipe
+        assert line.startswith(str(expected.image))  # not cut: a pipe has no width
         first, *others = expected.top
         assert f"{first.probability:.1%}  class {first.index} " in line
         assert line.endswith(", ".join(f"class {a.index} {a.probability:.1%}" for a in others))
 
 
-def test_names_are_assumed_aloud(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_assumed_imagenet_labels_are_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint(folder / "m.safetensors", labels=None, num_classes=1000)
     assert run("pictures/0.png", "--model", "m.safetensors", "--json", "--top", "1000") == 0
     out, err = capsys.readouterr()
     assert {a["class"]: a["label"] for a in json.loads(out)["top"]}[207] == "golden retriever"
-    assert "the names are ImageNet-1k's" in err
+    assert "its 1,000 classes are assumed to be ImageNet-1k's" in err
 
 
-def test_guesses_are_one_line_and_none_after_a_conversion(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_guesses_are_one_line_and_absent_after_a_conversion(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_vit(width=64, heads=1, gelu="erf", resample="timm")
     save_file(model.state_dict(), folder / "bare.safetensors")
     assert run("pictures/0.png", "--model", "bare.safetensors") == 0
@@ -131,13 +131,13 @@ def test_guesses_are_one_line_and_none_after_a_conversion(folder: Path, capsys: 
     assert capsys.readouterr().err == f"vitreous: note: {line}\n"
     assert run("pictures/0.png", "--model", "native.safetensors") == 0
     assert capsys.readouterr().err == ""
-    main(["info", "native.safetensors"])  # they are kept, for who asks
+    main(["info", "native.safetensors"])  # `info` still lists them
     out = capsys.readouterr().out
     assert out.count("guess ") == 5
     assert "heads: 1, the usual number at width 64" in out
 
 
-def test_files_that_cannot_be_decoded_are_named_and_skipped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_listed_and_skipped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint(folder / "m.safetensors")
     (folder / "pictures" / "2.png").write_bytes(b"")
     assert run("pictures", "--model", "m.safetensors", "--json") == 1
@@ -176,9 +176,9 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: t
     assert not out
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names that are not UTF-8 are Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux allows names that are not UTF-8")
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_names_that_cannot_be_printed(folder: Path, flags: list[str]) -> None:
+def test_file_names_that_cannot_be_printed(folder: Path, flags: list[str]) -> None:
     checkpoint(folder / "m.safetensors")
     picture = (folder / "pictures" / "0.png").read_bytes()
     names = [b"caf\xe9.png", "漢字.png".encode(), b"red\x1b[31m\n.png"]
@@ -190,13 +190,13 @@ def test_names_that_cannot_be_printed(folder: Path, flags: list[str]) -> None:
     assert "not an image" in result.stderr
     assert "\x1b" not in result.stdout + result.stderr
     lines = result.stdout.splitlines()
-    assert len(lines) == 7 + len(flags)  # the broken one is in the JSON too
+    assert len(lines) == 7 + len(flags)  # the JSON includes the unreadable image
     if flags:
         assert {os.fsencode(json.loads(line)["image"]) for line in lines} > set(names)
 
 
 def test_on_a_terminal(folder: Path) -> None:
-    """Eighty columns, lines that fit, and a bar that is gone at the end."""
+    """On 80 columns all lines fit, and the progress bar disappears at the end."""
     checkpoint(folder / "m.safetensors")
     for i in range(40):
         (folder / "pictures" / f"a rather long name of a picture {i}.png").symlink_to("0.png")
@@ -216,7 +216,7 @@ def test_on_a_terminal(folder: Path) -> None:
     assert process.returncode == 1
     text = re.sub(r"\x1b\[[0-9;?]*[mhlA-J]", "", shown.decode())
     assert re.search(r"━ +\d+/45 .*images/s  \d:\d\d:\d\d left", text)
-    # What is left on the screen: a line starts anew after it was erased.
+    # The final screen: only what follows the last erasure of each line.
     lines = [line.rpartition("\x1b[2K")[2].rpartition("\r")[2] for line in text.split("\r\n")]
     answers = [line for line in lines if re.search(r"\d%  ", line)]
     assert len(answers) == 44

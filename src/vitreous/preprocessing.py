@@ -53,11 +53,11 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the class is frozen
-        set_field(self, "size", _pair(self.size, "size"))
+        set_field(self, "size", _check_size(self.size, "size"))
         if isinstance(self.resize, list | tuple):
-            set_field(self, "resize", _pair(self.resize, "resize"))
+            set_field(self, "resize", _check_size(self.resize, "resize"))
         elif self.resize is not None:
-            _pair(self.resize, "resize")
+            _check_size(self.resize, "resize")
         _check_choice(self.interpolation, "interpolation", get_args(Interpolation))
         _check_choice(self.crop, "crop", get_args(Crop))
         _check_choice(self.antialias, "antialias", (True, False))
@@ -110,7 +110,7 @@ class Preprocessing:
             x = _to_tensor(np.asarray(image.resize((width, height), Resampling[self.interpolation.upper()])))
         else:
             x = _point_sample(image, (height, width), KERNELS[self.interpolation])
-        size = _pair(self.size, "size")
+        size = _check_size(self.size, "size")
         top, left = self._offset(height - size[0]), self._offset(width - size[1])
         # Negative padding crops, so this crops large images and pads small ones.
         return F.pad(x, (-left, left + size[1] - width, -top, top + size[0] - height))
@@ -128,7 +128,7 @@ class Preprocessing:
 
     def at(self, size: tuple[int, int] | int) -> Preprocessing:
         """Return the same preprocessing for another size. The cropped fraction of the image stays the same."""
-        old, new = _pair(self.size, "size"), _pair(size, "size")
+        old, new = _check_size(self.size, "size"), _check_size(size, "size")
         resize = self.resize
         if isinstance(resize, int):
             resize = max(1, round(resize * min(new) / min(old)))
@@ -145,7 +145,7 @@ class Preprocessing:
         return replace(self, mean=(mean,) * channels, std=(std,) * channels)
 
     def __str__(self) -> str:
-        height, width = _pair(self.size, "size")
+        height, width = _check_size(self.size, "size")
         steps = f"squash to {height} x {width}"
         if isinstance(self.resize, int):
             steps = f"short side to {self.resize}, centre {height} x {width}"
@@ -170,7 +170,7 @@ class Preprocessing:
 
     def _resized_size(self, height: int, width: int) -> tuple[int, int]:
         if not isinstance(self.resize, int):
-            return _pair(self.size if self.resize is None else self.resize, "resize")
+            return _check_size(self.size if self.resize is None else self.resize, "resize")
         short, long = min(height, width), max(height, width)
         long = int(self.resize * long / short)
         if self.resize * long > MAX_PIXELS:
@@ -224,7 +224,7 @@ def _to_array(image: Tensor) -> NDArray[np.uint8]:
     """Convert a tensor ([C,] H, W) to an array (H, W[, C])."""
     if image.dtype != torch.uint8:
         dtype = str(image.dtype).removeprefix("torch.")
-        advice = "if it lies in 0..1, (x * 255).round().to(torch.uint8)"
+        advice = "for values in 0..1, (x * 255).round().to(torch.uint8)"
         raise VitreousError(f"a tensor of {dtype}: expected uint8, from 0 to 255; {advice}")
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[0] not in (1, 3, 4)) or 0 in image.shape:
         raise VitreousError(
@@ -241,7 +241,8 @@ def _to_tensor(pixels: NDArray[np.uint8]) -> Tensor:
     return torch.from_numpy(np.array(array, order="C"))  # a copy: torch requires a writable array
 
 
-def _pair(value: object, name: str) -> tuple[int, int]:
+def _check_size(value: object, name: str) -> tuple[int, int]:
+    """Return a size as (height, width). Raise an error if it is not positive or too large."""
     values = tuple(value) if isinstance(value, list | tuple) else (value, value)
     if len(values) != 2 or not all(type(v) is int and v > 0 for v in values):
         raise VitreousError(

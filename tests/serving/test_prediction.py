@@ -1,4 +1,4 @@
-"""Prediction on real files with small models, against the same done by hand."""
+"""`predict` on image files with small models, compared with direct calls of the model."""
 
 import threading
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from vitreous.weights.model_info import labels_of
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("pictures")
+def image_paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("images")
     paths = []
     for i in range(7):
         pixels = np.random.default_rng(i).integers(0, 256, (30 + i, 50 - i, 3), dtype=np.uint8)
@@ -29,20 +29,20 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-def by_hand(model: Any, path: Path, preprocessing: Preprocessing) -> torch.Tensor:
+def direct_probabilities(model: Any, path: Path, preprocessing: Preprocessing) -> torch.Tensor:
     with torch.no_grad(), Image.open(path) as image:
         return model(preprocessing(image)[None])[0].softmax(-1)
 
 
-def test_the_answers(pictures: list[Path]) -> None:
+def test_top_classes_equal_direct_calls(image_paths: list[Path]) -> None:
     model = tiny_vit()
     model.preprocessing = Preprocessing(size=32, resize=40, interpolation="bicubic", std=(0.2, 0.2, 0.2))
     model.labels = tuple("abcdefg")
-    predictions = list(predict(model, pictures, top=3, batch_size=3))
-    assert [p.image for p in predictions] == pictures
+    predictions = list(predict(model, image_paths, top=3, batch_size=3))
+    assert [p.image for p in predictions] == image_paths
     for p in predictions:
         assert p.error is None
-        probabilities = by_hand(model, Path(p.image), model.preprocessing)
+        probabilities = direct_probabilities(model, Path(p.image), model.preprocessing)
         order = probabilities.argsort(descending=True)[:3].tolist()
         assert [a.index for a in p.top] == order
         assert [a.label for a in p.top] == ["abcdefg"[i] for i in order]
@@ -50,35 +50,35 @@ def test_the_answers(pictures: list[Path]) -> None:
     assert len({p.top for p in predictions}) == 7
 
 
-def test_a_model_that_says_nothing_of_its_images(pictures: list[Path]) -> None:
+def test_defaults_of_a_model_without_labels_and_preprocessing(image_paths: list[Path]) -> None:
     model = tiny_vit()
-    (p,) = predict(model, pictures[:1], top=100)
-    probabilities = by_hand(model, pictures[0], Preprocessing(size=32))
-    assert len(p.top) == 7  # all there are
+    (p,) = predict(model, image_paths[:1], top=100)
+    probabilities = direct_probabilities(model, image_paths[0], Preprocessing(size=32))
+    assert len(p.top) == 7  # all classes
     assert p.top[0].probability == pytest.approx(probabilities.max().item(), abs=1e-6)
     assert sum(a.probability for a in p.top) == pytest.approx(1)
     assert {a.label for a in p.top} == {None}
-    (p,) = predict(tiny_vit(channels=1), pictures[:1])
+    (p,) = predict(tiny_vit(channels=1), image_paths[:1])
     assert len(p.top) == 5
 
 
-def test_a_bit_and_strings_for_paths(pictures: list[Path]) -> None:
+def test_bit_and_paths_as_strings(image_paths: list[Path]) -> None:
     config = BiTConfig(**{**vars(SMALL_RESNET), "image_size": 32, "num_classes": 4})
-    (p,) = predict(draw(BiT(config)), [str(pictures[0])])
-    assert p.image == str(pictures[0])
+    (p,) = predict(draw(BiT(config)), [str(image_paths[0])])
+    assert p.image == str(image_paths[0])
     assert len(p.top) == 4
 
 
-def test_batches_do_not_change_the_answers(pictures: list[Path]) -> None:
+def test_batch_size_does_not_change_predictions(image_paths: list[Path]) -> None:
     model = tiny_vit()
-    one, all_at_once = (list(predict(model, pictures, batch_size=size)) for size in (1, 32))
+    one, all_at_once = (list(predict(model, image_paths, batch_size=size)) for size in (1, 32))
     for a, b in zip(one, all_at_once, strict=True):
         assert [x.index for x in a.top] == [x.index for x in b.top]
         assert [x.probability for x in a.top] == pytest.approx([x.probability for x in b.top], abs=1e-6)
 
 
-def test_a_file_and_the_image_in_it_have_the_same_answer(tmp_path: Path) -> None:
-    """A photograph on its side and 16-bit grey: as a path, opened by Pillow, in bytes, and by hand in Python."""
+def test_paths_bytes_and_images_give_the_same_prediction(tmp_path: Path) -> None:
+    """An image with EXIF rotation and a 16-bit grey image, as a path, opened by Pillow, and as bytes."""
     model, exif = tiny_vit(), Image.Exif()
     model.preprocessing = Preprocessing(size=32, resize=40, interpolation="bicubic")
     exif[0x0112] = 6
@@ -87,27 +87,27 @@ def test_a_file_and_the_image_in_it_have_the_same_answer(tmp_path: Path) -> None
     Image.fromarray(np.linspace(0, 65535, 2400).reshape(60, 40).astype(np.uint16)).save(tmp_path / "deep.png")
     for path in (tmp_path / "sideways.jpg", tmp_path / "deep.png"):
         with Image.open(path) as image:
-            answers = [p.top for p in predict(model, [path, image, path.read_bytes()], top=7, batch_size=1)]
-        assert answers[0] == answers[1] == answers[2]
-        probabilities = by_hand(model, path, model.preprocessing)
-        assert [a.probability for a in answers[0]] == pytest.approx(sorted(probabilities.tolist(), reverse=True))
+            tops = [p.top for p in predict(model, [path, image, path.read_bytes()], top=7, batch_size=1)]
+        assert tops[0] == tops[1] == tops[2]
+        probabilities = direct_probabilities(model, path, model.preprocessing)
+        assert [a.probability for a in tops[0]] == pytest.approx(sorted(probabilities.tolist(), reverse=True))
     batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     assert [p.top for p in predict(model, batch)] == [p.top for p in predict(model, [pixels])]
 
 
-def test_one_image_is_not_several(pictures: list[Path]) -> None:
-    with Image.open(pictures[0]) as image:
-        for one in (str(pictures[0]), pictures[0], pictures[0].read_bytes(), image, np.asarray(image), None):
+def test_a_single_image_is_an_error(image_paths: list[Path]) -> None:
+    with Image.open(image_paths[0]) as image:
+        for one in (str(image_paths[0]), image_paths[0], image_paths[0].read_bytes(), image, np.asarray(image), None):
             with pytest.raises(VitreousError, match="images: expected several, such as a list of paths, got one"):
                 predict(tiny_vit(), one)  # type: ignore[arg-type]
-    (p,) = predict(tiny_vit(), [pictures])  # type: ignore[list-item]
+    (p,) = predict(tiny_vit(), [image_paths])  # type: ignore[list-item]
     assert p.error == "expected one image, got several"
 
 
-def test_files_that_cannot_be_decoded_stand_in_their_place(pictures: list[Path], tmp_path: Path) -> None:
+def test_unreadable_files_keep_their_position(image_paths: list[Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no image")
-    paths = [broken, pictures[0], tmp_path / "gone.png", pictures[1], broken, broken]
+    paths = [broken, image_paths[0], tmp_path / "gone.png", image_paths[1], broken, broken]
     predictions = list(predict(tiny_vit(), paths, batch_size=2))
     assert [p.image for p in predictions] == paths
     reasons = [p.error for p in predictions]
@@ -116,84 +116,84 @@ def test_files_that_cannot_be_decoded_stand_in_their_place(pictures: list[Path],
     assert [bool(p.top) for p in predictions] == [error is None for error in reasons]
 
 
-def test_a_thousand_classes_are_imagenets(pictures: list[Path]) -> None:
+def test_1000_classes_without_names_get_imagenet_names(image_paths: list[Path]) -> None:
     model = tiny_vit(num_classes=1000)
-    (p,) = predict(model, pictures[:1], top=1000)
+    (p,) = predict(model, image_paths[:1], top=1000)
     assert {a.index: a.label for a in p.top}[207] == "golden retriever"
     model.labels = tuple(f"mine {i}" for i in range(1000))
-    (p,) = predict(model, pictures[:1], top=1)
+    (p,) = predict(model, image_paths[:1], top=1)
     assert p.top[0].label == f"mine {p.top[0].index}"
     assert labels_of(tiny_vit()) is None
 
 
-def test_dropout_is_off_and_no_gradients_are_kept(pictures: list[Path]) -> None:
+def test_eval_mode_and_inference_mode(image_paths: list[Path]) -> None:
     model = tiny_vit(dropout=0.5, stochastic_depth=0.5).train()
-    first, second = (list(predict(model, pictures[:2])) for _ in range(2))
+    first, second = (list(predict(model, image_paths[:2])) for _ in range(2))
     assert first == second
     seen = []
     model.register_forward_hook(lambda _m, _i, out: seen.append(out.is_inference()))
-    for _ in predict(model, pictures[:2], batch_size=1):
-        assert not torch.is_inference_mode_enabled()  # it does not leak to whoever reads the answers
+    for _ in predict(model, image_paths[:2], batch_size=1):
+        assert not torch.is_inference_mode_enabled()  # inference mode does not leak to the caller
     assert seen == [True, True]
 
 
-def test_the_models_own_precision(pictures: list[Path]) -> None:
+def test_precision_of_the_model_is_used(image_paths: list[Path]) -> None:
     model = tiny_vit()
-    (expected,) = predict(model, pictures[:1])
-    (p,) = predict(model.double(), pictures[:1])
+    (expected,) = predict(model, image_paths[:1])
+    (p,) = predict(model.double(), image_paths[:1])
     assert [a.index for a in p.top] == [a.index for a in expected.top]
     assert [a.probability for a in p.top] == pytest.approx([a.probability for a in expected.top], abs=1e-5)
 
 
 @pytest.mark.gpu
-def test_on_the_models_own_device(pictures: list[Path]) -> None:
+def test_device_of_the_model_is_used(image_paths: list[Path]) -> None:
     model = tiny_vit()
-    expected = list(predict(model, pictures))
-    for p, q in zip(predict(model.cuda(), pictures), expected, strict=True):
+    expected = list(predict(model, image_paths))
+    for p, q in zip(predict(model.cuda(), image_paths), expected, strict=True):
         assert [a.probability for a in p.top] == pytest.approx([a.probability for a in q.top], abs=1e-3)
 
 
-def test_as_they_come_and_never_far_ahead(pictures: list[Path]) -> None:
+def test_images_are_read_at_most_two_batches_ahead(image_paths: list[Path]) -> None:
     taken = 0
 
     def endless() -> Iterator[Path]:
         nonlocal taken
         while True:
             taken += 1
-            yield pictures[0]
+            yield image_paths[0]
 
     predictions = predict(tiny_vit(), endless(), batch_size=2)
     for n in range(1, 20):
         assert next(predictions).top
-        assert taken <= n + 6  # the batch being handed out, and two more
+        assert taken <= n + 6  # the current batch and two more
     before = threading.active_count()
     predictions.close()  # type: ignore[attr-defined]
     assert threading.active_count() < before
 
 
-def test_mistakes_are_told_at_once(pictures: list[Path]) -> None:
+def test_wrong_arguments_are_an_error_before_iteration(image_paths: list[Path]) -> None:
     model = tiny_vit()
     with pytest.raises(VitreousError, match="top = 0: must be 1 or more"):
-        predict(model, pictures, top=0)
+        predict(model, image_paths, top=0)
     with pytest.raises(VitreousError, match="batch_size = -1: must be 1 or more"):
-        predict(model, pictures, batch_size=-1)
-    with pytest.raises(VitreousError, match="has no head: it gives features"):
-        predict(tiny_vit(num_classes=0), pictures)
-    with pytest.raises(VitreousError, match="answers for every token"):
-        list(predict(tiny_vit(pool="none"), pictures))
+        predict(model, image_paths, batch_size=-1)
+    with pytest.raises(VitreousError, match="has no head: it returns features"):
+        predict(tiny_vit(num_classes=0), image_paths)
+    with pytest.raises(VitreousError, match="logits for every token"):
+        list(predict(tiny_vit(pool="none"), image_paths))
     model.labels = ("cat", "dog")
     with pytest.raises(VitreousError, match="7 classes and 2 names"):
-        predict(model, pictures)
+        predict(model, image_paths)
     model = tiny_vit(channels=1)
     model.preprocessing = Preprocessing(size=32)
     with pytest.raises(VitreousError, match="takes 1 channels, and its preprocessing is for 3"):
-        predict(model, pictures)
+        predict(model, image_paths)
 
 
-def test_an_answer_that_is_not_a_number_is_no_answer(pictures: list[Path]) -> None:
+def test_nan_probabilities_are_an_error(image_paths: list[Path]) -> None:
     model = tiny_vit()
     with torch.no_grad():
         model.head.bias[3] = torch.nan
-    (p,) = predict(model, pictures[:1])
-    assert p == Prediction(pictures[0], (), p.error)
-    assert "not a number" in str(p.error)
+    (p,) = predict(model, image_paths[:1])
+    assert p == Prediction(image_paths[0], (), p.error)
+    assert "NaN" in str(p.error)

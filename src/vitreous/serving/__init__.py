@@ -1,1 +1,1 @@
-"""A trained model at work: prediction."""
+"""Serving a trained model: prediction."""

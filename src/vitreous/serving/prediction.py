@@ -1,4 +1,4 @@
-"""What a model sees in images: its most probable classes, by name."""
+"""`predict`: the most probable classes of images, with decoding in parallel to the model."""
 
 import os
 from collections import deque
@@ -14,29 +14,29 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SystemFaultError, VitreousError
-from vitreous.fast.accelerate import Precision, at_work
+from vitreous.fast.accelerate import Precision, accelerate_if_faster
 from vitreous.models.base import Model
 from vitreous.preprocessing import ImageLike, Preprocessing
 from vitreous.utils.images import MAX_PIXELS, as_image
 from vitreous.utils.limits import check_count
 from vitreous.weights.model_info import labels_of, preprocessing_of
 
-SEVERAL = 8  # images
-THREADS = min(8, (os.cpu_count() or 1) + 1)  # that decode while the model runs
+MIN_ACCELERATED = 8  # images from which preparing a faster path is worth its time
+THREADS = min(8, (os.cpu_count() or 1) + 1)  # decoding threads
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClassProbability:
     index: int  # of the class
-    label: str | None  # its name, if it has one
+    label: str | None  # name of the class, if known
     probability: float
 
 
 @dataclass(frozen=True)
 class Prediction:
     image: ImageLike
-    top: tuple[Answer, ...]  # the most probable first
-    error: str | None = None  # why there is no answer
+    top: tuple[ClassProbability, ...]  # the most probable first
+    error: str | None = None  # why there is no prediction
 
 
 def predict(
@@ -48,11 +48,10 @@ def predict(
     precision: Precision = "fp32",
     max_pixels: int = MAX_PIXELS,
 ) -> Iterator[Prediction]:
-    """The `top` classes of each image, in order and as they come. The model is put into evaluation mode.
+    """Yield the `top` classes of each image, in order, batch by batch. The model is put into eval mode.
 
-    An image is a path or anything else that `Preprocessing` takes. A few threads decode ahead of the model, never more
-    than two batches. An image that cannot be read, or has more than `max_pixels` pixels, yields a prediction that says
-    so.
+    An image is a path or anything else that `Preprocessing` accepts. Threads decode at most two batches ahead of the
+    model. An image that is unreadable or has more than `max_pixels` pixels yields a prediction with an error.
     """
     one = images.ndim != 4 if isinstance(images, np.ndarray | Tensor) else isinstance(images, str | bytes | os.PathLike)
     if one or not isinstance(images, Iterable):
@@ -61,18 +60,18 @@ def predict(
         check_count(name, value)
     config: Any = model.config
     if config.num_classes == 0:
-        raise VitreousError("the model has no head: it gives features, not classes to predict")
-    answering = _Answering(model, preprocessing_of(model), labels_of(model), top, precision)
-    return _predictions(answering, images, batch_size, max_pixels)
+        raise VitreousError("the model has no head: it returns features, not classes")
+    classifier = _Classifier(model, preprocessing_of(model), labels_of(model), top, precision)
+    return _predictions(classifier, images, batch_size, max_pixels)
 
 
 def _predictions(
-    answering: "_Answering", images: Iterable[ImageLike], batch_size: int, max_pixels: int
+    classifier: "_Classifier", images: Iterable[ImageLike], batch_size: int, max_pixels: int
 ) -> Iterator[Prediction]:
-    def read(image: ImageLike) -> Tensor | str:
+    def decode(image: ImageLike) -> Tensor | str:
         try:
-            of_file = isinstance(image, str | bytes | os.PathLike)
-            pixels = answering.preprocessing.pixels(as_image(image, max_pixels) if of_file else image)
+            is_file = isinstance(image, str | bytes | os.PathLike)
+            pixels = classifier.preprocessing.pixels(as_image(image, max_pixels) if is_file else image)
             return pixels if pixels.ndim == 3 else "expected one image, got several"
         except SystemFaultError:
             raise
@@ -84,22 +83,24 @@ def _predictions(
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="decode")
     try:
         while True:
-            ahead.extend((image, pool.submit(read, image)) for image in islice(remaining, 2 * batch_size - len(ahead)))
+            ahead.extend(
+                (image, pool.submit(decode, image)) for image in islice(remaining, 2 * batch_size - len(ahead))
+            )
             if not ahead:
                 return
-            answering.expect(len(ahead))
+            classifier.expect(len(ahead))
             batch = [ahead.popleft() for _ in range(min(batch_size, len(ahead)))]
-            read_ones = [(image, future.result()) for image, future in batch]
-            pixels = [found for _, found in read_ones if isinstance(found, Tensor)]
-            answers = iter(answering(pixels) if pixels else ())
-            for image, found in read_ones:
-                yield Prediction(image, (), found) if isinstance(found, str) else _checked(image, next(answers))
+            decoded = [(image, future.result()) for image, future in batch]
+            pixels = [result for _, result in decoded if isinstance(result, Tensor)]
+            tops = iter(classifier(pixels) if pixels else ())
+            for image, result in decoded:
+                yield Prediction(image, (), result) if isinstance(result, str) else _prediction(image, next(tops))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-class _Answering:
-    """A model asked for its `top` classes."""
+class _Classifier:
+    """Returns the `top` classes of a batch of images."""
 
     def __init__(
         self,
@@ -111,29 +112,34 @@ class _Answering:
     ):
         self.model, self.preprocessing, self.labels, self.top = model.eval(), preprocessing, labels, top
         self.precision = precision
-        self.run: Callable[[Tensor], Tensor] | None = None if precision == "fp32" else at_work(model, precision)
+        self.run: Callable[[Tensor], Tensor] | None = (
+            None if precision == "fp32" else accelerate_if_faster(model, precision)
+        )
 
     def expect(self, images: int) -> None:
-        """So many are to come: with a few, getting the faster way ready takes longer than it saves."""
-        if self.run is None and images >= SEVERAL:
-            self.run = at_work(self.model)
+        """Prepare a faster path if enough images follow to be worth it."""
+        if self.run is None and images >= MIN_ACCELERATED:
+            self.run = accelerate_if_faster(self.model)
 
     @torch.inference_mode()
-    def __call__(self, pixels: list[Tensor]) -> list[tuple[Answer, ...]]:
+    def __call__(self, pixels: list[Tensor]) -> list[tuple[ClassProbability, ...]]:
         parameter, labels = next(self.model.parameters()), self.labels
-        batch = torch.stack(pixels).to(parameter.device, non_blocking=True)  # whole numbers travel light
+        batch = torch.stack(pixels).to(parameter.device, non_blocking=True)  # uint8: less to transfer than floats
         logits = (self.run or self.model)(self.preprocessing.normalise(batch).to(parameter.dtype))
         if logits.ndim != 2:
-            raise VitreousError("the model answers for every token, not for the image: pool='none' cannot predict")
+            raise VitreousError("the model returns logits for every token, not for the image (pool='none')")
         probabilities = logits.float().sigmoid() if self.model.multi_label else logits.float().softmax(-1)
         best = probabilities.topk(min(self.top, logits.shape[-1]))
         return [
-            tuple(Answer(i, labels[i] if labels else None, p) for i, p in zip(indices, probabilities, strict=True))
+            tuple(
+                ClassProbability(i, labels[i] if labels else None, p)
+                for i, p in zip(indices, probabilities, strict=True)
+            )
             for indices, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
 
-def _checked(image: ImageLike, answers: tuple[Answer, ...]) -> Prediction:
-    if all(answer.probability == answer.probability for answer in answers):
-        return Prediction(image, answers)
-    return Prediction(image, (), "the model's answer is not a number; its weights or its precision may be at fault")
+def _prediction(image: ImageLike, top: tuple[ClassProbability, ...]) -> Prediction:
+    if all(one.probability == one.probability for one in top):  # not NaN
+        return Prediction(image, top)
+    return Prediction(image, (), "the model returned NaN; check its weights and the precision")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.utils.atomic import atomic_file
-from vitreous.utils.figures import blank, label, literal_text, rendered
+from vitreous.utils.figures import label_text, literal_text, new_figure, render_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         with atomic_file(path) as temporary:
-            temporary.write_bytes(rendered(figure, path.suffix[1:]))
+            temporary.write_bytes(render_figure(figure, path.suffix[1:]))
     return paths
 
 
@@ -29,7 +29,7 @@ def draw_resolution_curve(evaluations: Sequence[Evaluation], title: str, folder:
     """Write resolution.png and resolution.svg: top-1, top-5, mAP and ReaL accuracy by image size, where available."""
     ordered = sorted(evaluations, key=lambda one: one.size)
     labels = [str(one.size[0]) if one.size[0] == one.size[1] else f"{one.size[0]}x{one.size[1]}" for one in ordered]
-    figure = blank(6.4, 4.0)
+    figure = new_figure(6.4, 4.0)
     axes = figure.add_subplot()
     for name, values in _accuracy_lines(ordered).items():
         (line,) = axes.plot(range(len(values)), [100 * value for value in values], marker="o", label=name)
@@ -45,7 +45,7 @@ def draw_resolution_curve(evaluations: Sequence[Evaluation], title: str, folder:
                 color=line.get_color(),
             )
     axes.set_xticks(range(len(labels)), labels)
-    axes.set(xlabel="image size (px)", ylabel="accuracy (%)", title=label(title, 80))
+    axes.set(xlabel="image size (px)", ylabel="accuracy (%)", title=label_text(title, 80))
     axes.margins(y=0.12)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

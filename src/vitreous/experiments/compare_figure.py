@@ -8,7 +8,7 @@ from typing import Any
 from vitreous.evaluation.figures import save_figure
 from vitreous.evaluation.measures import Measure
 from vitreous.experiments.compare import Comparison, ComparisonRow
-from vitreous.utils.figures import blank, label, legend, literal_text
+from vitreous.utils.figures import add_legend, label_text, literal_text, new_figure
 
 PANELS_PER_ROW = 3
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # safe for colour blindness
@@ -27,10 +27,10 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     across = min(PANELS_PER_ROW, len(panels))
     down = -(-len(panels) // across)
     models = len(comparison.models)
-    figure = blank(max(6.4, 4.4 * across), 3.2 * down + 0.3 * -(-models // LEGEND_COLUMNS))
+    figure = new_figure(max(6.4, 4.4 * across), 3.2 * down + 0.3 * -(-models // LEGEND_COLUMNS))
     axes = figure.subplots(down, across, sharey=True, squeeze=False).flatten()
     for axis, (name, rows) in zip(axes, panels.items(), strict=False):
-        axis.set_title(label(name, 40))
+        axis.set_title(label_text(name, 40))
         axis.set_xticks(range(len(rows)), [row.measure for row in rows])
         axis.set(ylim=(0, 102), xlim=(-0.5, len(rows) - 0.5), ylabel="accuracy (%)")
         axis.label_outer()
@@ -38,7 +38,7 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
         lines = [_plot_model(axis, rows, model, models) for model in range(models)]
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    legend(figure, lines, comparison.models, loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
+    add_legend(figure, lines, comparison.models, loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
     return save_figure(figure, folder, "comparison")
 
 

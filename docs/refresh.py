@@ -1,9 +1,13 @@
-"""Bring the excerpts and tables of README.md and docs/*.md up to date: `python docs/refresh.py` (`--check`: only look).
+"""Update the generated parts of README.md and docs/*.md: `python docs/refresh.py` (`--check`: only report).
 
-`<!-- code: models/vit.py Block.forward -->` is followed by that function as it stands, with a link to its lines;
-`<!-- cost -->` by the table of what sizes and patches cost, `<!-- recipes -->` by that of the recipes, and
-`<!-- measured: speed -->` by that table of benchmarks/tables.py. Each ends at its `<!-- /code -->`, `<!-- /cost -->`,
-`<!-- /recipes -->` or `<!-- /measured -->`.
+| marker | what follows it |
+|---|---|
+| `<!-- code: models/vit.py Block.forward -->` | the source of that function, with a link to its lines |
+| `<!-- cost -->` | FLOPs and memory by image size and patch size |
+| `<!-- recipes -->` | all recipes with their results |
+| `<!-- measured: speed -->` | the table of that name in benchmarks/tables.py |
+
+Each part ends at `<!-- /code -->`, `<!-- /cost -->`, `<!-- /recipes -->` or `<!-- /measured -->`.
 """
 
 import ast
@@ -22,7 +26,7 @@ BENCHMARKS = DOCS.parent / "benchmarks"
 
 
 def excerpt(file: str, name: str) -> str:
-    """A function or class of a file, without its docstring, under a link to its lines."""
+    """Return the source of a function or class without its docstring, after a link to its lines."""
     text = (SOURCE / file).read_text()
     node: ast.AST = ast.parse(text)
     for part in name.split("."):
@@ -38,7 +42,8 @@ def excerpt(file: str, name: str) -> str:
 
 
 def cost_table() -> str:
-    rows = ["| size | patch | tokens | pairs of tokens | pairs of pixels (billions) | GFLOPs | activations (MiB) |"]
+    """Return the cost of B with several image and patch sizes."""
+    rows = ["| image size | patch size | tokens | token pairs | pixel pairs (billions) | GFLOPs | activations (MiB) |"]
     rows.append("|" + "---:|" * 7)
     for size in (224, 384, 640):
         for patch in (8, 16, 32):
@@ -63,20 +68,23 @@ def cost_row(size: int, patch: int) -> str:
 
 
 def recipe_table() -> str:
+    """Return one row per recipe, from the docstrings of the recipes."""
     rows = ["| recipe | data | result | measured on | time | hardware |", "|" + "---|" * 6]
     for one in map(recipe_card, RECIPES):
         rows.append(f"| `{one.name}` | {one.data} | {one.result} | {one.measured} | {one.time} | {one.hardware} |")
     return "\n".join(rows)
 
 
-def measured(name: str) -> str:
+def measured_table(name: str) -> str:
+    """Return a table of benchmarks/tables.py."""
     sys.path.insert(0, str(BENCHMARKS))
     from tables import generated
 
     return str(generated(name))
 
 
-def refreshed(text: str) -> str:
+def refresh_text(text: str) -> str:
+    """Return a page with its generated parts up to date."""
     text = re.sub(
         r"(<!-- code: (\S+) (\S+) -->\n).*?(<!-- /code -->)",
         lambda match: f"{match[1]}{excerpt(match[2], match[3])}\n{match[4]}",
@@ -85,7 +93,7 @@ def refreshed(text: str) -> str:
     )
     text = re.sub(
         r"(<!-- measured: (\S+) -->\n).*?(<!-- /measured -->)",
-        lambda match: f"{match[1]}{measured(match[2])}\n{match[3]}",
+        lambda match: f"{match[1]}{measured_table(match[2])}\n{match[3]}",
         text,
         flags=re.DOTALL,
     )
@@ -103,13 +111,13 @@ def main() -> None:
     stale = []
     for path in [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]:
         old = path.read_text()
-        new = refreshed(old)
+        new = refresh_text(old)
         if new != old:
             stale.append(path.name)
             if "--check" not in sys.argv:
                 path.write_text(new)
     if stale and "--check" in sys.argv:
-        sys.exit(f"{', '.join(stale)} no longer match the code: run python docs/refresh.py")
+        sys.exit(f"{', '.join(stale)} are out of date: run python docs/refresh.py")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import torch
@@ -50,16 +51,17 @@ def find_blocks(page: str, text: str) -> list[Block]:
     text = EXCERPT.sub(lambda match: "\n" * match[0].count("\n"), text)
     blocks, code, opened, language, reason = [], [], 0, "", None
     for number, line in enumerate(text.splitlines(), 1):
-        if opened and line.strip() == "```":
-            blocks.append(Block(page, opened, language, "\n".join(code), reason))
+        stripped = line.strip()  # blocks in lists are indented
+        if opened and stripped == "```":
+            blocks.append(Block(page, opened, language, dedent("\n".join(code)), reason))
             code, opened, reason = [], 0, None
         elif opened:
             code.append(line)
-        elif line.startswith("```"):
-            opened, language = number + 1, line[3:].strip()
-        elif marker := re.fullmatch(r"<!-- not run: (.*) -->", line):
+        elif stripped.startswith("```"):
+            opened, language = number + 1, stripped[3:].strip()
+        elif marker := re.fullmatch(r"<!-- not run: (.*) -->", stripped):
             reason = marker[1]
-        elif line:
+        elif stripped:
             reason = None
     assert not opened, f"{page}:{opened}: the block has no end"
     return blocks

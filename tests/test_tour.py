@@ -1,4 +1,4 @@
-"""The notebook of the documentation: its cells run, in order, and print what they printed when it was written."""
+"""The cells of docs/tour.ipynb run in order and print what the notebook shows."""
 
 import json
 import os

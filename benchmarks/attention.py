@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import RESULTS, argument_parser, environment, require_gpu, write_result
 from vitreous.benchmark.machine import timed
-from vitreous.fast.attention import joined, split
-from vitreous.fast.kernels import merge
-from vitreous.fast.short_attention import attention, attention_backward
+from vitreous.fast.attention import merge_heads, split_heads
+from vitreous.fast.kernels import merge_qkv_gradients
+from vitreous.fast.short_attention import short_attention, short_attention_backward
 
 SHAPES = ((256, 197, 12), (128, 197, 16), (1024, 64, 4), (512, 100, 6), (128, 256, 12), (64, 577, 12))
 CUDA = torch.device("cuda")
@@ -29,26 +29,26 @@ def milliseconds(function: Callable[[], object]) -> float:
 def measure_shape(batch: int, tokens: int, heads: int, head: int = 64) -> dict[str, dict[str, float]]:
     qkv = torch.randn(batch * tokens, 3 * heads * head, device="cuda", dtype=torch.bfloat16)
     do = torch.randn(batch * tokens, heads * head, device="cuda", dtype=torch.bfloat16)
-    parts = split(qkv, batch, heads)
-    o, lse = attention(qkv, batch, heads)
-    forward = {"ours": milliseconds(lambda: attention(qkv, batch, heads))}
+    parts = split_heads(qkv, batch, heads)
+    o, lse = short_attention(qkv, batch, heads)
+    forward = {"ours": milliseconds(lambda: short_attention(qkv, batch, heads))}
     backward = {}
 
     def our_backward() -> object:
-        gradient, sums = attention_backward(qkv, o, do, lse, batch, heads)
+        gradient, sums = short_attention_backward(qkv, o, do, lse, batch, heads)
         return gradient, sums.sum(0)
 
     backward["ours"] = milliseconds(our_backward)
     leaves = [part.detach().requires_grad_() for part in parts]
-    (gradient,) = split(do, batch, heads, parts=1)
+    (gradient,) = split_heads(do, batch, heads, parts=1)
     for name, backend in PEERS.items():
         with sdpa_kernel(backend), torch.no_grad():
-            forward[name] = milliseconds(lambda: joined(torch.nn.functional.scaled_dot_product_attention(*parts)))
+            forward[name] = milliseconds(lambda: merge_heads(torch.nn.functional.scaled_dot_product_attention(*parts)))
         with sdpa_kernel(backend):
             output = torch.nn.functional.scaled_dot_product_attention(*leaves)
 
         def peer_backward(output=output) -> object:  # type: ignore[no-untyped-def]
-            merged, sums = merge(*torch.autograd.grad(output, leaves, gradient, retain_graph=True))
+            merged, sums = merge_qkv_gradients(*torch.autograd.grad(output, leaves, gradient, retain_graph=True))
             return merged, sums.sum(0)
 
         backward[name] = milliseconds(peer_backward)

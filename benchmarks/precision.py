@@ -18,7 +18,7 @@ from vitreous.evaluation.evaluation_images import evaluation_split
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.matching import match_classes
 from vitreous.fast import accelerate
-from vitreous.fast.fused_inference import FastViT, in_bf16
+from vitreous.fast.fused_inference import FusedViT, bf16_block_count
 from vitreous.weights.model_info import labels_of
 
 
@@ -45,8 +45,8 @@ def main() -> None:
     for precision in ("bf16", "fp8"):
         run = accelerate(model, precision)  # type: ignore[arg-type]
         rows.append(compare(f"{precision}: {run.path}", logits(run, pixels), reference, labels))
-    for first in sorted({0, model.config.depth // 4, model.config.depth // 2, in_bf16(model.config)}):
-        fast = FastViT(model, "fp8", first)
+    for first in sorted({0, model.config.depth // 4, model.config.depth // 2, bf16_block_count(model.config)}):
+        fast = FusedViT(model, "fp8", first)
         rows.append(compare(f"fp8 from block {first} on", logits(fast, pixels), reference, labels))
     write_result(options.out, {**environment("vitreous"), "model": subject.name, "images": len(labels), "rows": rows})
 

@@ -30,11 +30,11 @@ from helpers import draw, images
 from vitreous import BiTConfig, VisionTransformer, ViTConfig, VitreousError, inspection
 from vitreous.benchmark.synthetic import synthetic_batch, synthetic_engine
 from vitreous.fast import accelerate
-from vitreous.fast.eligibility import BF16, CPU, FP8, TRAINING, why_not
+from vitreous.fast.eligibility import BF16, CPU, FP8, TRAINING, ineligibility_reason
 from vitreous.models.drop import keyed_drops
 from vitreous.models.standard import unwrapped
 from vitreous.models.vit import Attention, Mlp
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.training.config import Finetuning
 from vitreous.training.distributed import World
 from vitreous.training.engine import choose_training_path
@@ -227,7 +227,7 @@ def possible(config: ViTConfig | BiTConfig, name: str) -> bool:
 
 
 def modified(config: ViTConfig | BiTConfig, name: str) -> Any:
-    model = draw(build(config))
+    model = draw(build_model(config))
     changed = MODIFICATIONS[name](model)
     return (model if changed is None else changed).eval()
 
@@ -309,9 +309,9 @@ def runs_fast(model: Any, truth: Truth) -> None:
 def is_eligible_only_as_built(model: Any, truth: Truth) -> None:
     """A fast path knows a model by its config and its parameters. It may take none that computes something else than a
     new model with these, in training too."""
-    if all(why_not(model, path) is not None for path in (CPU, BF16, FP8, TRAINING)):
+    if all(ineligibility_reason(model, path) is not None for path in (CPU, BF16, FP8, TRAINING)):
         return
-    new = build(model.config).to(truth.dtype)
+    new = build_model(model.config).to(truth.dtype)
     new.load_state_dict(model.state_dict())
     with torch.no_grad():
         near(new.eval()(truth.x.to(truth.dtype)).float(), truth.logits)
@@ -367,7 +367,7 @@ def shows_rollout(model: Any, truth: Truth) -> None:
     for weights in calls[: truth.config.depth]:
         rolled = 0.5 * (weights.detach().mean(1) + torch.eye(weights.shape[-1])) @ rolled
     near(found.weights, rolled)
-    near(found.taken, taken(truth, calls))
+    near(found.pooling, taken(truth, calls))
 
 
 def taken(truth: Truth, calls: list[Tensor]) -> Tensor:
@@ -516,7 +516,7 @@ def test_a_step_of_training_has_the_gradients_of_the_model(name: str, monkeypatc
     model = modified(PLAIN, name).train()
     torch._dynamo.reset()  # after many other models torch would not compile another
     monkeypatch.setattr(nn.Module, "compile", compiled_eagerly)
-    monkeypatch.setattr("vitreous.training.engine.no_kernels", lambda device: None)
+    monkeypatch.setattr("vitreous.training.engine.kernels_unavailable_reason", lambda device: None)
     assert (choose_training_path(model, "bf16") == "fused kernels") == (name in ("nothing", "frozen"))
     engine = synthetic_engine(model, 4, (16, 16), "fp32")
     batch = synthetic_batch(model, 4, (16, 16))

@@ -1,12 +1,14 @@
-"""What is claimed of the fused kernels and of what is built on them. On a GPU tests call these; elsewhere
-`test_kernels.py` has a child process run them all in Triton's interpreter."""
+"""Checks of the fused kernels and of the models that use them. On a GPU `test_kernels.py` calls them directly. Without
+one it runs them all in a child process, in Triton's interpreter."""
 
 import json
 import sys
 import traceback
 from collections.abc import Callable
 from copy import deepcopy
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,16 +17,16 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import ResNetConfig, VitreousError
-from vitreous.fast import eligibility, kernels
-from vitreous.fast.attention import joined, split
-from vitreous.fast.fused_inference import FastViT
-from vitreous.fast.fused_training import TrainingViT
-from vitreous.fast.short_attention import attention, attention_backward
+from vitreous.fast import eligibility, fused_blocks, fused_training, kernels
+from vitreous.fast.attention import merge_heads, split_heads
+from vitreous.fast.fused_inference import FusedViT
+from vitreous.fast.fused_training import FusedTrainingViT
+from vitreous.fast.short_attention import short_attention, short_attention_backward
 from vitreous.models.drop import keyed_drops
 from vitreous.preprocessing import Preprocessing
 
-HALF = 4e-3  # relative error of a bf16 number, all in all
-FP8 = 0.13  # of an e4m3 number; the interpreter cuts digits off where a GPU rounds
+BF16_ERROR = 4e-3  # relative rounding error of bf16
+FP8_ERROR = 0.13  # of e4m3; the interpreter truncates where a GPU rounds
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CHECKS: dict[str, Callable[[], None]] = {}
 
@@ -41,15 +43,15 @@ def error(ours: Tensor, reference: Tensor) -> float:
     return ((ours.double() - reference).norm() / reference.norm().clamp_min(1e-30)).item()
 
 
-def near(ours: Tensor, reference: Tensor, most: float = HALF) -> None:
-    assert (found := error(ours, reference)) < most, f"relative error {found:.2e}, at most {most:.2e}"
+def assert_near(ours: Tensor, reference: Tensor, tolerance: float = BF16_ERROR) -> None:
+    assert (found := error(ours, reference)) < tolerance, f"relative error {found:.2e}, tolerance {tolerance:.2e}"
 
 
-def drawn(*shape: int, scale: float = 1.0) -> Tensor:
+def random_bf16(*shape: int, scale: float = 1.0) -> Tensor:
     return (torch.randn(*shape, device=DEVICE) * scale).bfloat16()
 
 
-def vector(size: int, mean: float = 0.0) -> Tensor:
+def random_vector(size: int, mean: float = 0.0) -> Tensor:
     return torch.randn(size, device=DEVICE) * 0.3 + mean
 
 
@@ -59,25 +61,25 @@ def vector(size: int, mean: float = 0.0) -> Tensor:
 @check
 def residual_and_norm() -> None:
     for images, tokens, width in ((3, 7, 48), (2, 5, 64), (1, 3, 200)):
-        x, branch = drawn(images * tokens, width), drawn(images * tokens, width)
-        w, b, kept = vector(width, 1), vector(width), torch.rand(images, device=DEVICE).round() * 1.25
+        x, branch = random_bf16(images * tokens, width), random_bf16(images * tokens, width)
+        w, b, kept = random_vector(width, 1), random_vector(width), torch.rand(images, device=DEVICE).round() * 1.25
         each = kept.repeat_interleave(tokens)[:, None]
         for z, k in ((None, None), (branch, None), (branch, kept)):
             out, y, mean, rstd = kernels.add_norm(x, z, k, w, b, 1e-6, tokens, statistics=True)
             added = x.float() if z is None else x.float() + z.float() * (1 if k is None else each)
-            near(out, added)
-            near(y, F.layer_norm(out.float(), (width,), w, b, 1e-6))
-            near(mean, out.float().mean(1), 1e-3)
-            near(rstd, (out.float().var(1, correction=0) + 1e-6).rsqrt(), 1e-3)
-            eighth = kernels.add_norm(x, z, k, w, b, 1e-6, tokens, factor=20.0)[1]
-            near(eighth.float() / 20, F.layer_norm(out.float(), (width,), w, b, 1e-6), FP8)
+            assert_near(out, added)
+            assert_near(y, F.layer_norm(out.float(), (width,), w, b, 1e-6))
+            assert_near(mean, out.float().mean(1), 1e-3)
+            assert_near(rstd, (out.float().var(1, correction=0) + 1e-6).rsqrt(), 1e-3)
+            in_fp8 = kernels.add_norm(x, z, k, w, b, 1e-6, tokens, fp8_scale=20.0)[1]
+            assert_near(in_fp8.float() / 20, F.layer_norm(out.float(), (width,), w, b, 1e-6), FP8_ERROR)
 
 
 @check
 def residual_and_norm_backward() -> None:
     images, tokens, width = 3, 7, 72
-    x, dy, passed = (drawn(images * tokens, width) for _ in range(3))
-    w, b, kept = vector(width, 1), vector(width), torch.tensor([0.0, 1.25, 1.25], device=DEVICE)
+    x, dy, passed = (random_bf16(images * tokens, width) for _ in range(3))
+    w, b, kept = random_vector(width, 1), random_vector(width), torch.tensor([0.0, 1.25, 1.25], device=DEVICE)
     _, _, mean, rstd = kernels.add_norm(x, None, None, w, b, 1e-6, statistics=True)
     leaves = [x.float().requires_grad_(), w.clone().requires_grad_(), b.clone().requires_grad_()]
     y = F.layer_norm(leaves[0], (width,), leaves[1], leaves[2], 1e-6)
@@ -86,31 +88,31 @@ def residual_and_norm_backward() -> None:
         dx, dz, again, sums = kernels.norm_backward(dy, x, mean, rstd, w, b, passed, k, tokens)
         whole = leaves[0].grad + passed.float()
         each = 1 if k is None else kept.repeat_interleave(tokens)[:, None]
-        near(dx, whole)
-        near(dz, whole * each, 2 * HALF)
-        near(again, y)
+        assert_near(dx, whole)
+        assert_near(dz, whole * each, 2 * BF16_ERROR)
+        assert_near(again, y)
         for part, reference in zip(sums.sum(0), (leaves[1].grad, leaves[2].grad, dz.float().sum(0)), strict=True):
-            near(part, reference, 2 * HALF)
+            assert_near(part, reference, 2 * BF16_ERROR)
 
 
 @check
 def gelu() -> None:
     for tanh in (True, False):
-        h, dg = drawn(21, 200, scale=2), drawn(21, 200)
+        h, dg = random_bf16(21, 200, scale=2), random_bf16(21, 200)
         leaf = h.float().requires_grad_()
         reference = F.gelu(leaf, approximate="tanh" if tanh else "none")
         reference.backward(dg.float())
-        near(kernels.gelu(h, tanh), reference, 1.3 * HALF)
-        near(kernels.gelu(h, tanh, 30.0).float() / 30, reference, FP8)
+        assert_near(kernels.gelu(h, tanh), reference, 1.3 * BF16_ERROR)
+        assert_near(kernels.gelu(h, tanh, 30.0).float() / 30, reference, FP8_ERROR)
         dh, sums = kernels.gelu_backward_(h, dg.clone(), tanh)
-        near(dh, leaf.grad, 1.3 * HALF)
-        near(sums.sum(0), dh.float().sum(0), 1e-5)
-        near(kernels.gelu_backward_(None, dh, tanh)[1].sum(0), dh.float().sum(0), 1e-5)
+        assert_near(dh, leaf.grad, 1.3 * BF16_ERROR)
+        assert_near(sums.sum(0), dh.float().sum(0), 1e-5)
+        assert_near(kernels.gelu_backward_(None, dh, tanh)[1].sum(0), dh.float().sum(0), 1e-5)
 
 
 @check
 def gelu_far_from_zero() -> None:
-    """Tails, where approximations go wrong: to the last digit of bf16, and no NaN for any number."""
+    """The tails of GELU, where approximations fail: accurate to bf16, and no NaN."""
     h = torch.tensor([-1e30, -300, -40, -12, -6, -3, -1e-3, 0, 1e-3, 3, 6, 40, 300, 1e30], device=DEVICE).bfloat16()
     for tanh in (True, False):
         exact = F.gelu(h.double(), approximate="tanh" if tanh else "none")
@@ -124,29 +126,29 @@ def gelu_far_from_zero() -> None:
 def merging_gradients_of_attention() -> None:
     batch, tokens, heads, head = 2, 7, 3, 16
     for order in ((2, 0, 3, 1, 4), (2, 0, 1, 3, 4)):
-        parts = drawn(batch, tokens if order[2] == 3 else heads, 3, heads if order[2] == 3 else tokens, head)
-        merged, sums = kernels.merge(*parts.permute(order))
+        parts = random_bf16(batch, tokens if order[2] == 3 else heads, 3, heads if order[2] == 3 else tokens, head)
+        merged, sums = kernels.merge_qkv_gradients(*parts.permute(order))
         reference = torch.stack([*parts.permute(order)]).permute(1, 3, 0, 2, 4).reshape(batch * tokens, -1)
         assert torch.equal(merged, reference)
-        near(sums.sum(0), merged.float().sum(0), 1e-5)
+        assert_near(sums.sum(0), merged.float().sum(0), 1e-5)
 
 
 @check
 def attention_of_short_sequences() -> None:
-    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter has no products of bf16
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter does not support bf16 matmuls
     for batch, tokens, heads, head in ((2, 37, 2, 32), (1, 5, 1, 64), (1, 64, 2, 32), (1, 197, 1, 64), (3, 2, 2, 32)):
-        qkv, do = (drawn(batch * tokens, n * heads * head).to(dtype) for n in (3, 1))
-        q, k, v = (t.double().requires_grad_() for t in split(qkv, batch, heads))
+        qkv, do = (random_bf16(batch * tokens, n * heads * head).to(dtype) for n in (3, 1))
+        q, k, v = (t.double().requires_grad_() for t in split_heads(qkv, batch, heads))
         o = F.scaled_dot_product_attention(q, k, v)
-        (gradient,) = split(do, batch, heads, parts=1)
+        (gradient,) = split_heads(do, batch, heads, parts=1)
         parts = torch.autograd.grad(o, (q, k, v), gradient.double())
         exact = torch.stack(parts).permute(1, 3, 0, 2, 4).reshape(batch * tokens, -1)
-        output, lse = attention(qkv, batch, heads)
-        near(output, joined(o.detach()))
-        near(lse, ((q @ k.transpose(-2, -1)) * head**-0.5).logsumexp(-1).detach(), 1e-3)
-        dqkv, sums = attention_backward(qkv, output, do, lse, batch, heads)
-        near(dqkv, exact, 0.02)
-        near(sums.sum(0), dqkv.float().sum(0), 0.02)
+        output, lse = short_attention(qkv, batch, heads)
+        assert_near(output, merge_heads(o.detach()))
+        assert_near(lse, ((q @ k.transpose(-2, -1)) * head**-0.5).logsumexp(-1).detach(), 1e-3)
+        dqkv, sums = short_attention_backward(qkv, output, do, lse, batch, heads)
+        assert_near(dqkv, exact, 0.02)
+        assert_near(sums.sum(0), dqkv.float().sum(0), 0.02)
 
 
 @check
@@ -157,12 +159,12 @@ def patches_and_tokens() -> None:
             rows, cols = size[0] // patch[0], size[1] // patch[1]
             cut = images[:, :, : rows * patch[0], : cols * patch[1]].float() - 0.5
             reference = F.unfold(cut, patch, stride=patch).transpose(1, 2).flatten(0, 1)
-            near(kernels.patches(images, patch, torch.bfloat16, 0.5), reference)
-    z, front, places = drawn(2 * 5, 40), vector(2 * 40).view(2, 40), vector(7 * 40).view(7, 40)
-    tokens = torch.cat([front.expand(2, -1, -1), z.float().view(2, 5, 40)], 1)
-    near(kernels.assemble(z, front, places, 2), tokens + places)
-    near(kernels.assemble(z, front, None, 2), tokens)
-    near(kernels.assemble(z, front[:0], None, 2), tokens[:, 2:])
+            assert_near(kernels.extract_patches(images, patch, torch.bfloat16, 0.5), reference)
+    z, prefix, positions = random_bf16(2 * 5, 40), random_vector(2 * 40).view(2, 40), random_vector(7 * 40).view(7, 40)
+    tokens = torch.cat([prefix.expand(2, -1, -1), z.float().view(2, 5, 40)], 1)
+    assert_near(kernels.assemble_tokens(z, prefix, positions, 2), tokens + positions)
+    assert_near(kernels.assemble_tokens(z, prefix, None, 2), tokens)
+    assert_near(kernels.assemble_tokens(z, prefix[:0], None, 2), tokens[:, 2:])
 
 
 # ---------------------------------------------------------------- models
@@ -170,7 +172,7 @@ def patches_and_tokens() -> None:
 VARIANTS: dict[str, dict[str, Any]] = {
     "class token": {},
     "class token, registers, erf": {"registers": 2, "gelu": "erf", "head_bias": -3.0, "position_slots": "all"},
-    "class token, norm behind it": {"final_norm": "after-pool", "norm_eps": 1e-2, "position_slots": "patches"},
+    "class token, norm after pooling": {"final_norm": "after-pool", "norm_eps": 1e-2, "position_slots": "patches"},
     "mean of patches, 2-d positions": {"pool": "gap", "position": "learned-2d", "remainder": "crop"},
     "attention pooling, no qkv bias": {"pool": "map", "qkv_bias": False, "position": "sincos-1d"},
     "pre-training head": {"representation_size": 24},
@@ -180,7 +182,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 INFERENCE: dict[str, dict[str, Any]] = {
     **VARIANTS,
     "all tokens, LayerScale": {"pool": "none", "num_classes": 0, "layer_scale": 0.5},
-    "norm behind the mean": {"pool": "gap", "final_norm": "after-pool", "dropout": 0.1, "stochastic_depth": 0.1},
+    "norm after the mean": {"pool": "gap", "final_norm": "after-pool", "dropout": 0.1, "stochastic_depth": 0.1},
 }
 TRAINING: dict[str, dict[str, Any]] = {
     **VARIANTS,
@@ -209,117 +211,166 @@ def gradients(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) 
     return logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def no_worse(ours: Tensor, usual: Tensor, exact: Tensor) -> None:
-    """About as near to fp32 as the plain model is under autocast, which keeps the residuals in fp32."""
-    near(ours, exact, 2.5 * error(usual, exact) + HALF)
+def assert_as_accurate(ours: Tensor, autocast: Tensor, exact: Tensor) -> None:
+    """Assert that the error is about that of the plain model under autocast, which keeps the residuals in fp32."""
+    assert_near(ours, exact, 2.5 * error(autocast, exact) + BF16_ERROR)
 
 
-def training(size: tuple[int, int] = (32, 32), skips: bool = False, **fields: Any) -> None:
+def check_training(size: tuple[int, int] = (32, 32), skip_dropped: bool = False, **fields: Any) -> None:
     model = small(**fields).train()
-    assert eligibility.why_not(model, eligibility.TRAINING) is None
+    assert eligibility.ineligibility_reason(model, eligibility.TRAINING) is None
     x = torch.randn(4, model.config.channels, *size, device=DEVICE)
     keys = torch.arange(len(x), device=DEVICE) + 7
 
-    def half(images: Tensor) -> Tensor:
+    def run_autocast(images: Tensor) -> Tensor:
         with torch.autocast(DEVICE, torch.bfloat16):
             output: Tensor = model(images)
             return output
 
     with keyed_drops(model, keys):
         exact, exact_gradients = gradients(model, model, x)
-        usual, usual_gradients = gradients(model, half, x)
-        ours, our_gradients = gradients(model, TrainingViT(model, skips), x)
-    no_worse(ours, usual, exact)
+        autocast, autocast_gradients = gradients(model, run_autocast, x)
+        ours, our_gradients = gradients(model, FusedTrainingViT(model, skip_dropped), x)
+    assert_as_accurate(ours, autocast, exact)
     assert our_gradients.keys() == exact_gradients.keys()
     for name, gradient in our_gradients.items():
         assert gradient.dtype == torch.float32
-        no_worse(gradient, usual_gradients[name], exact_gradients[name])
+        assert_as_accurate(gradient, autocast_gradients[name], exact_gradients[name])
 
 
 @check
 def training_at_another_size() -> None:
-    training((24, 48))
+    check_training((24, 48))
 
 
 @check
 def training_with_stochastic_depth() -> None:
-    training(stochastic_depth=0.4)
-    training(stochastic_depth=0.4, pool="gap")
+    check_training(stochastic_depth=0.4)
+    check_training(stochastic_depth=0.4, pool="gap")
 
 
 @check
-def training_without_what_is_dropped() -> None:
-    """Branches that an image loses are not computed for it; also where all images lose one, and where none does."""
+def training_with_dropped_branches_skipped() -> None:
+    """Also if all images of a batch lose a branch, and if none does."""
     for depth, pool in ((0.4, "token"), (0.9, "gap"), (0.02, "gap")):
-        training(skips=True, stochastic_depth=depth, pool=pool)
+        check_training(skip_dropped=True, stochastic_depth=depth, pool=pool)
 
 
 @check
 def training_twice_gives_the_same() -> None:
-    """What a pass keeps is let go of, and the next one starts from the model's own weights."""
+    """The second step does not use saved activations or weight copies of the first."""
     model = small().train()
-    x, fast = torch.randn(2, 3, 32, 32, device=DEVICE), TrainingViT(model)
+    x, fast = torch.randn(2, 3, 32, 32, device=DEVICE), FusedTrainingViT(model)
     _, first = gradients(model, fast, x)
     _, second = gradients(model, fast, x)
     for name in first:
-        near(second[name], first[name], 1e-3)
+        assert_near(second[name], first[name], 1e-3)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.5)
     exact, _ = gradients(model, model, x)
-    near(fast(x), exact, 0.12)
+    assert_near(fast(x), exact, 0.12)
+
+
+FROZEN: dict[str, tuple[str, ...]] = {
+    "first block": ("blocks.0", "patch_embed", "pos_embed", "cls_token"),
+    "first block, but not the embedding": ("blocks.0",),
+    "all blocks": ("blocks", "patch_embed", "pos_embed", "cls_token"),
+    "all but the head": ("blocks", "patch_embed", "pos_embed", "cls_token", "norm"),
+    "attention": ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn"),
+    "patch projection": ("patch_embed",),
+}
+
+
+def freeze(model: nn.Module, prefixes: tuple[str, ...]) -> None:
+    for name, p in model.named_parameters():
+        p.requires_grad_(not name.startswith(prefixes))
 
 
 @check
-def training_what_is_frozen() -> None:
-    model = small().train()
-    for name, p in model.named_parameters():
-        p.requires_grad_(not name.startswith(("blocks.0", "patch_embed", "pos_embed")))
-    x = torch.randn(4, 3, 32, 32, device=DEVICE)
-    _, exact = gradients(model, model, x)
-    _, ours = gradients(model, TrainingViT(model), x)
-    assert ours.keys() == exact.keys()
-    near(ours["blocks.1.mlp.fc1.weight"], exact["blocks.1.mlp.fc1.weight"], 0.05)
+def training_with_frozen_parameters() -> None:
+    for pool in ("token", "gap"):
+        for prefixes in FROZEN.values():
+            model = small(pool=pool, class_token=True).train()
+            freeze(model, prefixes)
+            x = torch.randn(4, 3, 32, 32, device=DEVICE)
+            _, exact = gradients(model, model, x)
+            _, ours = gradients(model, FusedTrainingViT(model), x)
+            assert ours.keys() == exact.keys()
+            for name, gradient in ours.items():
+                assert_near(gradient, exact[name], 0.05)
 
 
-def inference(
-    precision: str, most: float, size: tuple[int, int] = (32, 32), dtype: torch.dtype = torch.float32, **fields: Any
+@check
+def gradients_of_frozen_parameters_are_not_computed() -> None:
+    """Count the blocks in the backward pass, the weight gradients of their matrices, and those of the embedding."""
+    expected = {
+        "first block": (2, 8, 0),
+        "all blocks": (0, 0, 0),
+        "attention": (3, 6, 1),
+        "patch projection": (3, 12, 0),
+    }
+    for name, counts in expected.items():
+        model = small(pool="gap", class_token=True).train()
+        freeze(model, FROZEN[name])
+        x = torch.randn(2, 3, 32, 32, device=DEVICE)
+        with (
+            spy(fused_training, "block_backward") as blocks,
+            spy(fused_blocks, "weight_gradient") as matrices,
+            spy(fused_training, "weight_gradient") as embedding,
+        ):
+            gradients(model, FusedTrainingViT(model), x)
+        assert (blocks.call_count, matrices.call_count, embedding.call_count) == counts, name
+
+
+def spy(module: ModuleType, name: str) -> Any:
+    """Count the calls of a function of a module."""
+    return mock.patch.object(module, name, wraps=getattr(module, name))
+
+
+def check_inference(
+    precision: str,
+    tolerance: float,
+    size: tuple[int, int] = (32, 32),
+    dtype: torch.dtype = torch.float32,
+    **fields: Any,
 ) -> None:
     """`dtype`: of the model's weights."""
     model = small(**fields).eval().to(dtype)
-    assert eligibility.why_not(model, eligibility.FP8 if precision == "fp8" else eligibility.BF16) is None
+    path = eligibility.FP8 if precision == "fp8" else eligibility.BF16
+    assert eligibility.ineligibility_reason(model, path) is None
     pixels = torch.randint(0, 256, (3, model.config.channels, *size), dtype=torch.uint8, device=DEVICE)
     images = model.preprocessing.normalise(pixels)
-    fast = FastViT(model, precision)
+    fused = FusedViT(model, precision)
     with torch.no_grad():
         exact = deepcopy(model).float()(images)
-        before = fast(images)
-        near(before, exact, most)
-        near(fast(pixels), exact, most)
+        before = fused(images)
+        assert_near(before, exact, tolerance)
+        assert_near(fused(pixels), exact, tolerance)
         for p in model.parameters():
             p.zero_()
-        assert torch.equal(fast(images), before), "changes of the model must not show in a snapshot"
+        assert torch.equal(fused(images), before), "later changes of the model must not affect the copy"
 
 
 @check
 def inference_in_bf16_at_another_size() -> None:
-    inference("bf16", 0.03, (24, 48))
+    check_inference("bf16", 0.03, (24, 48))
 
 
 @check
 def inference_with_weights_of_another_dtype() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        inference("bf16", 0.03, dtype=dtype, depth=2)
+        check_inference("bf16", 0.03, dtype=dtype, depth=2)
 
 
 @check
 def inference_in_fp8() -> None:
-    inference("fp8", 0.25)
-    inference("fp8", 0.25, gelu="erf", pool="gap", qkv_bias=False, layer_scale=0.5, dtype=torch.bfloat16)
+    check_inference("fp8", 0.25)
+    check_inference("fp8", 0.25, gelu="erf", pool="gap", qkv_bias=False, layer_scale=0.5, dtype=torch.bfloat16)
 
 
 @check
-def every_value_that_is_allowed_was_checked() -> None:
+def every_allowed_value_is_checked() -> None:
     for path, variants in ((eligibility.BF16, INFERENCE), (eligibility.TRAINING, TRAINING)):
         configs = [small(**fields).config for fields in variants.values()]
         for field, rule in path.table.items():
@@ -328,15 +379,15 @@ def every_value_that_is_allowed_was_checked() -> None:
 
 
 @check
-def no_images_at_all() -> None:
+def empty_batches() -> None:
     for fields in ({}, {"pool": "none", "num_classes": 0}):
         model = small(**fields).eval()
-        fast = FastViT(model, "bf16")
+        fast = FusedViT(model, "bf16")
         for x in (torch.zeros(0, 3, 32, 32), torch.zeros(0, 3, 24, 48, dtype=torch.uint8)):
             expected = model(x.float().to(DEVICE))
             assert fast(x.to(DEVICE)).shape == expected.shape
     model = small().train()
-    logits = TrainingViT(model)(torch.zeros(0, 3, 32, 32, device=DEVICE))
+    logits = FusedTrainingViT(model)(torch.zeros(0, 3, 32, 32, device=DEVICE))
     assert logits.shape == (0, 7)
     logits.sum().backward()
     assert all(not p.grad.any() for p in model.parameters())
@@ -344,62 +395,62 @@ def no_images_at_all() -> None:
 
 @check
 def second_derivatives_are_refused() -> None:
-    """Of the blocks and of the embedding: they would lack terms."""
+    """Second derivatives of blocks and embedding would lack terms."""
     x = torch.randn(2, 3, 32, 32, device=DEVICE)
     for fields, frozen in (({}, "nothing"), ({"pool": "gap"}, "head"), ({}, "blocks")):
         model = small(depth=2, **fields).train()
         for name, p in model.named_parameters():
             p.requires_grad_(not name.startswith(frozen))
         chosen = [p for p in model.parameters() if p.requires_grad]
-        loss = TrainingViT(model)(x).sum()  # the gradient that comes back is a constant where the head is frozen
+        loss = FusedTrainingViT(model)(x).sum()  # with a frozen head the incoming gradient is a constant
         with pytest.raises(VitreousError, match="first derivatives only"):
             torch.autograd.grad(loss, chosen, create_graph=True)
 
 
 @check
-def keys_of_another_batch() -> None:
+def wrong_number_of_keys() -> None:
     model = small(stochastic_depth=0.4).train()
-    x, message = torch.randn(1, 3, 32, 32, device=DEVICE), "a batch of 1 images with keys for 4"
+    x, message = torch.randn(1, 3, 32, 32, device=DEVICE), "1 images with 4 keys"
     with keyed_drops(model, torch.arange(4, device=DEVICE)), pytest.raises(VitreousError, match=message):
-        TrainingViT(model)(x)
+        FusedTrainingViT(model)(x)
 
 
 @check
 def fp8_never_overflows() -> None:
-    """Norms with a few enormous gains, and inputs that drive one channel as far as a norm lets it go."""
+    """Norms with a few very large weights, and inputs that drive one channel to the largest value after a norm."""
     model = small(depth=2).eval()
     with torch.no_grad():
         for block in model.blocks:
             block.norm1.weight[3], block.norm2.weight[5] = 300.0, 300.0
             block.mlp.fc1.weight[7] = 2.0
-        fast = FastViT(model, "fp8")
+        fast = FusedViT(model, "fp8")
         x = torch.randn(3, 3, 32, 32, device=DEVICE) * 50
         assert torch.isfinite(fast(x)).all()
         block = fast.blocks[-2] if len(fast.blocks) > 2 else fast.blocks[0]
         spike = torch.zeros(4, 64, dtype=torch.bfloat16, device=DEVICE)
         spike[:, 5] = 1000.0
-        eighth = block.norm2(spike, block.norm2.factor()).float()
-        assert eighth.abs().max() <= 448
-        assert eighth.abs().max() > 400  # and the bound is reached
+        in_fp8 = block.norm2(spike, block.norm2.output_scale()).float()
+        assert in_fp8.abs().max() <= 448
+        assert in_fp8.abs().max() > 400  # the bound is tight
 
 
 @check
-def one_image_is_as_good_as_many() -> None:
+def batch_size_does_not_change_results() -> None:
     model = small().eval()
-    fast = FastViT(model, "bf16")
+    fast = FusedViT(model, "bf16")
     x = torch.randn(3, 3, 32, 32, device=DEVICE)
-    near(torch.cat([fast(image[None]) for image in x]), fast(x), 0.02)
+    assert_near(torch.cat([fast(image[None]) for image in x]), fast(x), 0.02)
 
 
-def _named(name: str, fields: dict[str, Any]) -> None:
+def _add_checks(name: str, fields: dict[str, Any]) -> None:
     if name in TRAINING:
-        CHECKS[f"training: {name}"] = lambda: training(**fields)
+        CHECKS[f"training: {name}"] = lambda: check_training(**fields)
     if name in INFERENCE:
-        CHECKS[f"inference in bf16: {name}"] = lambda: inference("bf16", 0.03, **fields)
+        CHECKS[f"inference in bf16: {name}"] = lambda: check_inference("bf16", 0.03, **fields)
 
 
 for _name, _fields in (INFERENCE | TRAINING).items():
-    _named(_name, _fields)
+    _add_checks(_name, _fields)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The fused kernels against plain torch: in Triton's interpreter on a CPU, and on a GPU as they are."""
+"""The fused kernels compared with plain torch: in Triton's interpreter on a CPU, or compiled on a GPU."""
 
 import importlib.util
 import json
@@ -11,14 +11,14 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-# bf16 products end the process on some virtual CPUs unless the library is told to leave those instructions alone.
+# On some virtual CPUs bf16 matmuls kill the process (SIGILL) unless oneDNN is restricted to other instructions.
 CHILD = {"TRITON_INTERPRET": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
 
 triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
 def names() -> list[str]:
-    """Of the checks, which cannot be imported where there is no Triton."""
+    """Return the names of the checks. Without Triton they cannot be imported."""
     if importlib.util.find_spec("triton") is None:
         return ["all"]
     sys.path.insert(0, str(HERE))
@@ -42,7 +42,7 @@ def interpreted() -> dict[str, str]:
 
 
 @triton
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU they run as they are")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the checks run compiled")
 @pytest.mark.parametrize("name", names())
 def test_interpreted(name: str, interpreted: dict[str, str]) -> None:
     assert interpreted[name] == "", interpreted[name]

@@ -1,5 +1,5 @@
-"""Models at the speed of the machine: the same numbers as the plain model's, to the precision that was asked for."""
+"""Fast paths for training and inference. They compute the same results as the model's own code, to rounding."""
 
-from vitreous.fast.accelerate import Accelerated, Precision, accelerate, at_work
+from vitreous.fast.accelerate import Accelerated, Precision, accelerate, accelerate_if_faster
 
-__all__ = ["Accelerated", "Precision", "accelerate", "at_work"]
+__all__ = ["Accelerated", "Precision", "accelerate", "accelerate_if_faster"]

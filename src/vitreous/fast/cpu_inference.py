@@ -1,15 +1,14 @@
-"""A ViT's inference on the CPU in fp32: the numbers of `vitreous.models.vit` in less time, and without a compiler.
+"""Inference of a ViT on a CPU in fp32: the results of `vitreous.models.vit` in less time, without a compiler.
 
-- Products are oneDNN's, by the operators through which torch's own compiler calls it: weights packed once, biases and
-  activations part of the product.
-- Where the head reads the class token alone, the last block computes that token alone, and no keys and values at all.
-- Patches, class token, registers and positions are one product and one addition.
-- Images go through in groups small enough for the caches, and memory is kept between calls.
-- LayerScale is folded into the products before it. LayerNorm's weights are not folded into those behind it: torch's
-  kernel takes twice as long without them.
+- Matmuls are oneDNN's, called by the operators that torch's own compiler uses: weights packed once, bias and activation
+  as a fused epilogue.
+- With pool="token" the last block computes the class token only, without keys and values.
+- Patches, class token, registers and positions are embedded by one matmul and one addition.
+- Images are processed in groups small enough for the CPU caches, and freed memory is kept between calls.
+- LayerScale is folded into the linear layer before it. The weights of LayerNorm are not folded into the layer after it:
+  torch's kernel takes twice as long without them.
 """
 
-import copy
 from collections.abc import Callable
 from functools import cache
 from typing import cast
@@ -19,31 +18,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
-from vitreous.fast.eligibility import CPU, why_not
+from vitreous.fast.attention import ClassTokenAttention
+from vitreous.fast.eligibility import CPU, ineligibility_reason
+from vitreous.fast.weight_copies import copy_without_blocks, fold_layer_scale, weight_and_bias
 from vitreous.models.checks import Grid, ceil_div, check_images, pair
-from vitreous.models.vit import Attention, Block, LayerScale, Mlp, VisionTransformer
+from vitreous.models.vit import Attention, Block, Mlp, VisionTransformer
 
-GROUP_BYTES = 10 * 2**20  # of a group's widest activation; from half to twice this the time hardly changes
-KEPT_BYTES = 32 * 2**20 - 2**16  # just below the largest block that glibc learns to keep
-KEPT_TABLES = 64  # image sizes whose positions are at hand
-PACKED_FOR = 256  # rows; the packing is the same for any number above one
+GROUP_BYTES = 10 * 2**20  # of a group's largest activation; between half and twice this the time hardly changes
+KEPT_BYTES = 32 * 2**20 - 2**16  # just below the largest block that glibc can be made to keep
+CACHED_GRIDS = 64  # image sizes whose embedding offsets are cached
+PACKING_BATCH = 256  # rows that weights are packed for; the packing is the same for any number above one
 
 
 class CpuViT:
-    """`CpuViT(model)(images)` gives the logits of `model.eval()(images)`, with a copy of the weights."""
+    """`CpuViT(model)(images)` returns the logits of `model.eval()(images)`. It has a copy of the weights."""
 
     def __init__(self, model: VisionTransformer):
-        if (reason := why_not(model, CPU)) is not None:
-            raise VitreousError(f"the CPU's fast path is not for this model: {reason}; call the model itself")
+        if (reason := ineligibility_reason(model, CPU)) is not None:
+            raise VitreousError(f"the CPU fast path does not support this model: {reason}; call the model itself")
         _keep_freed_memory()
         self.config = model.config
         with torch.no_grad():
-            self.rest = _without_blocks(model)
-            self.patches = Product(model.patch_embed.proj.weight.flatten(1), None)
+            self.rest = copy_without_blocks(model)
+            self.patches = PackedLinear(model.patch_embed.proj.weight.flatten(1), None)
             *blocks, last = [cast(Block, block) for block in model.blocks]
-            self.layers = [*map(Layer, blocks), Layer(last, alone=model.config.pool == "token")]
-            self.head = _product(model.head) if isinstance(model.head, nn.Linear) else self.rest.head
-        self.tables: dict[Grid, tuple[Tensor, Tensor | None]] = {}
+            self.blocks = [*map(PackedBlock, blocks), PackedBlock(last, class_token_only=model.config.pool == "token")]
+            is_linear = isinstance(model.head, nn.Linear)
+            self.head = PackedLinear(*weight_and_bias(model.head)) if is_linear else self.rest.head
+        self.offsets: dict[Grid, tuple[Tensor, Tensor | None]] = {}
 
     def __call__(self, images: Tensor) -> Tensor:
         check_images(images, self.config.channels)
@@ -52,81 +54,76 @@ class CpuViT:
         if not len(images):
             return self(images.new_zeros(1, *images.shape[1:]))[:0]
         grid = self.config.grid_at((images.shape[2], images.shape[3]))
-        widest = 4 * (self.config.prefix + grid[0] * grid[1]) * (self.config.mlp_dim or 0)
-        groups = ceil_div(len(images), max(1, GROUP_BYTES // widest))
+        largest = 4 * (self.config.prefix + grid[0] * grid[1]) * self.config.mlp_dim
+        groups = ceil_div(len(images), max(1, GROUP_BYTES // largest))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             logits = torch.cat([self._forward(group, grid) for group in images.tensor_split(groups)])
-        return logits.clone()  # outside of inference mode: a tensor like any other
+        return logits.clone()  # outside of inference mode, so that autograd can use it
 
     def _forward(self, images: Tensor, grid: Grid) -> Tensor:
-        once, always = self._added(grid)
-        x = self.patches(self._cut(images, grid).flatten(0, 1))  # (B x T, D), and so it stays
-        x.view(len(images), *once.shape).add_(once)
-        for number, layer in enumerate(self.layers):
-            if always is not None:
-                x.view(len(images), *once.shape).add_(always[number % len(always)])
-            x = layer(x, len(images))
-        return self._logits(x.view(len(images), -1, x.shape[1]))
+        offset, positions = self._embedding_offsets(grid)
+        x = self.patches(self._extract_patches(images, grid).flatten(0, 1))  # (B x T, D), and so on to the end
+        x.view(len(images), *offset.shape).add_(offset)
+        for layer, block in enumerate(self.blocks):
+            if positions is not None:
+                x.view(len(images), *offset.shape).add_(positions[layer % len(positions)])
+            x = block(x, len(images))
+        tokens = self.rest.norm(x.view(len(images), -1, x.shape[1]))
+        logits: Tensor = self.head(self.rest.representation(tokens))
+        return logits
 
-    def _cut(self, images: Tensor, grid: Grid) -> Tensor:
-        """Patches as rows, (B, T, C x h x w), behind a row of zeros for each token in front of them."""
+    def _extract_patches(self, images: Tensor, grid: Grid) -> Tensor:
+        """Patches as rows, (B, T, C x h x w), after a row of zeros for each prefix token."""
         c, (rows, cols), (h, w) = self.config, grid, pair(self.config.patch_size)
         x = images.new_empty(len(images), c.prefix + rows * cols, c.channels * h * w)
         x[:, : c.prefix] = 0
-        places = x[:, c.prefix :].unflatten(1, grid).unflatten(3, (c.channels, h, w))  # (B, rows, cols, C, h, w)
+        patches = x[:, c.prefix :].unflatten(1, grid).unflatten(3, (c.channels, h, w))  # (B, rows, cols, C, h, w)
         images = images[:, :, : rows * h, : cols * w].unflatten(2, (rows, h)).unflatten(4, (cols, w))
-        places.copy_(images.permute(0, 2, 4, 1, 3, 5))
+        patches.copy_(images.permute(0, 2, 4, 1, 3, 5))
         return x
 
-    def _added(self, grid: Grid) -> tuple[Tensor, Tensor | None]:
-        """What is added to the products of patches, (T, D): class token, registers, bias, positions of the stem. And
-        the positions that are added before every layer, (1 or depth, T, D)."""
-        if grid not in self.tables:
+    def _embedding_offsets(self, grid: Grid) -> tuple[Tensor, Tensor | None]:
+        """Return what is added to the projected patches (T, D): class token, registers, bias, positions of the stem;
+        and the positions that are added before every block, (1 or depth, T, D)."""
+        if grid not in self.offsets:
             rest, bias = self.rest, self.rest.patch_embed.proj.bias
             assert bias is not None
             prefix = [token[0] for token in (rest.cls_token, rest.reg_token) if token is not None]
-            once = torch.cat([*prefix, bias.expand(grid[0] * grid[1], -1)])
-            always = rest.positions(grid)
-            if self.config.position_at == "stem" and always is not None:
-                once, always = once + always[0], None
-            if len(self.tables) >= KEPT_TABLES:
-                self.tables.clear()
-            self.tables[grid] = once, always
-        return self.tables[grid]
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """What is left of `VisionTransformer.forward`."""
-        rest = self.rest
-        x = rest.fc_norm(rest.pool(rest.norm(x)))
-        x = x if rest.pre_logits is None else torch.tanh(rest.pre_logits(x))
-        logits: Tensor = self.head(x)
-        return logits
+            offset = torch.cat([*prefix, bias.expand(grid[0] * grid[1], -1)])
+            positions = rest.positions(grid)
+            if self.config.position_at == "stem" and positions is not None:
+                offset, positions = offset + positions[0], None
+            if len(self.offsets) >= CACHED_GRIDS:
+                self.offsets.clear()
+            self.offsets[grid] = offset, positions
+        return self.offsets[grid]
 
 
-class Layer:
-    """Equations 2 and 3. `alone`: of what it gives, nobody reads another token than the first."""
+class PackedBlock:
+    """Equations 2 and 3. `class_token_only`: return the class token only."""
 
-    def __init__(self, block: Block, alone: bool = False):
-        self.alone = alone
-        self.norm1, self.norm2 = Norm(block.norm1), Norm(block.norm2)
-        self.attend = OneToken(block.attn) if alone else AllTokens(block.attn)
+    def __init__(self, block: Block, class_token_only: bool = False):
+        self.class_token_only = class_token_only
+        self.norm1, self.norm2 = LayerNormCopy(block.norm1), LayerNormCopy(block.norm2)
+        self.attend = _class_token_attention(block.attn) if class_token_only else PackedAttention(block.attn)
         self.fc1 = _swiglu(block.mlp) if block.mlp.swiglu else _gelu(block.mlp)
-        self.proj, self.fc2 = _product(block.attn.proj, block.ls1), _product(block.mlp.fc2, block.ls2)
+        self.proj = PackedLinear(*fold_layer_scale(block.attn.proj, block.ls1))
+        self.fc2 = PackedLinear(*fold_layer_scale(block.mlp.fc2, block.ls2))
 
     def __call__(self, x: Tensor, batch: int) -> Tensor:
-        """(B x T, D) -> (B x T, D) or, alone, (B, D). What it was given, it overwrites."""
+        """(B x T, D) -> (B x T, D), or (B, D) with `class_token_only`. Overwrites x."""
         o = self.attend(self.norm1(x), batch)
-        x = x.view(batch, -1, x.shape[1])[:, 0] if self.alone else x
+        x = x.view(batch, -1, x.shape[1])[:, 0] if self.class_token_only else x
         x = x.add_(self.proj(o))
         x = x.add_(self.fc2(self.fc1(self.norm2(x))))
         return x
 
 
-class AllTokens:
-    """Self-attention up to its last product, of rows (B x T, D)."""
+class PackedAttention:
+    """Self-attention without its output projection: (B x T, D) -> (B x T, D)."""
 
     def __init__(self, attn: Attention):
-        self.heads, self.qkv = attn.heads, _product(attn.qkv)
+        self.heads, self.qkv = attn.heads, PackedLinear(*weight_and_bias(attn.qkv))
 
     def __call__(self, x: Tensor, batch: int) -> Tensor:
         qkv = self.qkv(x).view(batch, x.shape[0] // batch, 3, self.heads, x.shape[1] // self.heads)
@@ -134,33 +131,20 @@ class AllTokens:
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
 
 
-class OneToken:
-    """The same of each image's first token alone: (B x T, D) -> (B, D).
+def _class_token_attention(attn: Attention) -> Callable[[Tensor, int], Tensor]:
+    """The same for the first token of each image only: (B x T, D) -> (B, D)."""
+    attend = ClassTokenAttention.from_linear(attn.qkv, attn.heads, torch.float32).copied()
 
-    Then the others need no keys and values. A query meets a key in q . (K x) = (K' q) . x, so each head's query goes
-    to the tokens instead, and what it gathers there becomes a value once: sum a (V x + b) = V (sum a x) + b, since the
-    weights a sum to one. The keys' bias adds the same to all of a query's logits, and nothing to their softmax.
-    """
-
-    def __init__(self, attn: Attention):
-        self.heads, width = attn.heads, attn.proj.in_features
-        self.q = _product(attn.qkv, rows=slice(width))
-        k, v = attn.qkv.weight[width:].unflatten(0, (2, self.heads, -1))
-        # (heads, d, D), (heads, D, d); `contiguous` would not copy heads of width 1
-        self.k, self.v = k.clone(), v.transpose(1, 2).clone(memory_format=torch.contiguous_format)
-        bias = k.new_zeros(width) if attn.qkv.bias is None else attn.qkv.bias[2 * width :].clone()
-        self.bias = bias.view(self.heads, 1, -1)
-
-    def __call__(self, x: Tensor, batch: int) -> Tensor:
+    def call(x: Tensor, batch: int) -> Tensor:
         x = x.view(batch, -1, x.shape[1])
-        q = self.q(x[:, 0]).view(batch, self.heads, -1).transpose(0, 1)  # (heads, B, d)
-        asked, tokens = torch.bmm(q, self.k).transpose(0, 1), x[:, None]  # (B, heads, D), (B, 1, T, D)
-        # A head is a query now: all of them are one head's, and tokens are its keys and its values.
-        found = F.scaled_dot_product_attention(asked[:, None], tokens, tokens, scale=q.shape[2] ** -0.5)[:, 0]
-        return torch.baddbmm(self.bias, found.transpose(0, 1), self.v).transpose(0, 1).reshape(batch, -1)
+        return attend(x[:, 0], x)
+
+    return call
 
 
-class Norm:
+class LayerNormCopy:
+    """LayerNorm with a copy of the weights."""
+
     def __init__(self, norm: nn.LayerNorm):
         self.weight, self.bias, self.eps = norm.weight.clone(), norm.bias.clone(), norm.eps
 
@@ -168,15 +152,15 @@ class Norm:
         return torch.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
-# ---------------------------------------------------------------- products
+# ---------------------------------------------------------------- linear layers
 
 
-class Product:
-    """x W' + b, and an activation on it: "none", "gelu" (with the algorithm "tanh" or "none") or "swish"."""
+class PackedLinear:
+    """x W' + b and an activation: "none", "gelu" (with the algorithm "tanh" or "none") or "swish"."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none", algorithm: str = ""):
-        self.packed = packs()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR) if self.packed else weight.clone()
+        self.packed = has_packed_linear()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_BATCH) if self.packed else weight.clone()
         self.bias = None if bias is None else bias.clone()
         self.activation, self.algorithm = activation, algorithm
 
@@ -193,49 +177,31 @@ class Product:
 
 
 @cache
-def packs() -> bool:
-    """Whether this torch has oneDNN and these operators; without them products are torch's own."""
+def has_packed_linear() -> bool:
+    """Return whether this torch has oneDNN's operators for packed weights. Without them F.linear is used."""
     operators = ("_linear_pointwise", "_reorder_linear_weight")
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
 
 
-def _product(
-    part: nn.Linear,
-    scale: nn.Module | None = None,
-    rows: slice = slice(None),
-    activation: str = "none",
-    algorithm: str = "",
-) -> Product:
-    """Some outputs of a linear layer, or all; with the LayerScale behind it, if it is one."""
-    weight, bias = part.weight[rows], None if part.bias is None else part.bias[rows]
-    if isinstance(scale, LayerScale):
-        weight, bias = weight * scale.gamma[:, None], None if bias is None else bias * scale.gamma
-    return Product(weight, bias, activation, algorithm)
-
-
-def _gelu(mlp: Mlp) -> Product:
-    return _product(mlp.fc1, activation="gelu", algorithm=mlp.approximate)
+def _gelu(mlp: Mlp) -> PackedLinear:
+    return PackedLinear(*weight_and_bias(mlp.fc1), activation="gelu", algorithm=mlp.approximate)
 
 
 def _swiglu(mlp: Mlp) -> Callable[[Tensor], Tensor]:
     hidden = mlp.fc2.in_features
-    gate = _product(mlp.fc1, rows=slice(hidden), activation="swish")
-    value = _product(mlp.fc1, rows=slice(hidden, None))
+    (gate_weight, value_weight), (gate_bias, value_bias) = (t.split(hidden) for t in (mlp.fc1.weight, mlp.fc1.bias))
+    gate, value = PackedLinear(gate_weight, gate_bias, activation="swish"), PackedLinear(value_weight, value_bias)
     return lambda x: gate(x).mul_(value(x))
 
 
-# ---------------------------------------------------------------- around them
-
-
-def _without_blocks(model: VisionTransformer) -> VisionTransformer:
-    """A copy of everything else."""
-    shell = copy.copy(model)
-    shell._modules = {**model._modules, "blocks": nn.ModuleList()}
-    return copy.deepcopy(shell).eval()
+# ---------------------------------------------------------------- memory
 
 
 def _keep_freed_memory() -> None:
-    """glibc gives large freed blocks back to the system, and every call would fault them in again page by page: up to a
-    tenth of its time. Once a block was freed, it keeps blocks up to that size. This one is never written to, so that it
-    takes no memory; other allocators do not mind."""
+    """Make glibc keep freed memory blocks.
+
+    By default glibc returns large freed blocks to the system, and every call faults them in again page by page: up to a
+    tenth of its time. After a block was freed once, glibc keeps blocks up to that size. This block is never written to,
+    so it takes no memory. Other allocators are not affected.
+    """
     torch.empty(KEPT_BYTES, dtype=torch.uint8)

@@ -1,51 +1,85 @@
-"""A function of one tensor, recorded as a CUDA graph once for each shape and replayed: with small batches the host
-needs longer to launch a kernel than the kernel runs."""
+"""CUDA graphs: capture a function of tensors once and replay it.
+
+With small batches the host needs longer to launch a kernel than the GPU needs to run it. A graph is one launch.
+"""
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-MOST = 8  # shapes that are kept, the latest
-WARM_UP = 2  # calls that choose algorithms and compile, which cannot be recorded
-ONE_AT_A_TIME = threading.RLock()  # torch can record one graph at a time in a process, and they share these streams
+Outputs = TypeVar("Outputs")
+
+MAX_GRAPHS = 8  # input shapes per function; the least recently used graph is dropped
+WARM_UP_CALLS = 2  # before the capture, to compile kernels and select algorithms, which cannot be captured
+CAPTURE_LOCK = threading.RLock()  # torch captures one graph at a time per process, and the streams below are shared
 
 
 @cache
 def _stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
-    """One for all recordings: libraries keep memory for every stream they have seen."""
+    """Return one stream for all captures: libraries allocate memory for every stream they see."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator[None]:
-    """On another stream, as what is going to be recorded has to be warmed up."""
-    here, there = torch.cuda.current_stream(device), _stream(device, "warm up")
-    there.wait_stream(here)
-    with torch.cuda.stream(there):
+def _warm_up_stream(device: torch.device) -> Iterator[None]:
+    """Run on a side stream, as torch requires for warm-up calls before a capture."""
+    current, side = torch.cuda.current_stream(device), _stream(device, "warm-up")
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
         yield
-    here.wait_stream(there)
+    current.wait_stream(side)
 
 
-@contextmanager
-def recording(device: torch.device, graph: torch.cuda.CUDAGraph, threads: bool = False) -> Iterator[None]:
-    """What runs within this is recorded, on a stream of this device: torch's own stream for recording is of the device
-    that was current when the first graph of the process was made. `threads`: others may allocate memory meanwhile."""
-    mode = "thread_local" if threads else "global"
-    with torch.cuda.graph(graph, stream=_stream(device, "record"), capture_error_mode=mode):
-        yield
+class CapturedGraph(Generic[Outputs]):
+    """`run(*inputs)` captured for inputs of one shape.
+
+    Every call writes to the same output tensors. They are valid until the next call.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Outputs],
+        inputs: Sequence[Tensor],
+        before: Callable[[], None] = lambda: None,
+        error_mode: str = "global",
+    ):
+        """`before` is called before each warm-up call and before the capture. `error_mode`: torch's
+        `capture_error_mode`; "thread_local" allows other threads to allocate memory during the capture."""
+        device = inputs[0].device
+        with CAPTURE_LOCK, torch.cuda.device_of(inputs[0]):
+            self.inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
+            with _warm_up_stream(device):
+                for _ in range(WARM_UP_CALLS):
+                    before()
+                    run(*self.inputs)
+            before()
+            self.graph = torch.cuda.CUDAGraph()
+            # A stream of this device: torch's default capture stream belongs to the device that was current when the
+            # first graph of the process was captured.
+            stream = _stream(device, "capture")
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode=error_mode):
+                self.outputs = run(*self.inputs)
+
+    def __call__(self, *inputs: Tensor) -> Outputs:
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given)
+        self.graph.replay()
+        return self.outputs
 
 
-class Recorded:
-    """`run(x)` for each shape and type of x, recorded the second time it is seen. Threads may share it."""
+class GraphedFunction:
+    """`run(x)` with one graph per shape, dtype and device of x, captured at the second call. Safe to use from several
+    threads."""
 
     def __init__(self, run: Callable[[Tensor], Tensor]):
         self.run = run
-        self.seen: OrderedDict[object, _Recording | None] = OrderedDict()
+        self.graphs: OrderedDict[object, _SharedGraph | None] = OrderedDict()
         self.lock = threading.Lock()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -53,35 +87,28 @@ class Recorded:
             return self.run(x)
         key = (x.shape, x.dtype, x.device)
         with self.lock:
-            if key in self.seen:
-                self.seen.move_to_end(key)
-                known = self.seen[key] or _Recording(self.run, x)
-                self.seen[key] = known
-                return known(x)
-            self.seen[key] = None
-            while len(self.seen) > MOST:
-                self.seen.popitem(last=False)
+            if key in self.graphs:
+                self.graphs.move_to_end(key)
+                graph = self.graphs[key] or _SharedGraph(self.run, x)
+                self.graphs[key] = graph
+                return graph(x)
+            self.graphs[key] = None
+            while len(self.graphs) > MAX_GRAPHS:
+                self.graphs.popitem(last=False)
         return self.run(x)
 
 
-class _Recording:
-    """One thread at a time may make or call it."""
+class _SharedGraph:
+    """A graph that several streams may call, one thread at a time. Returns a copy of the output."""
 
     def __init__(self, run: Callable[[Tensor], Tensor], x: Tensor):
-        with ONE_AT_A_TIME, torch.cuda.device_of(x):
-            self.x = x.clone(memory_format=torch.contiguous_format)
-            with aside(x.device):
-                for _ in range(WARM_UP):
-                    run(self.x)
-            self.graph, self.done = torch.cuda.CUDAGraph(), torch.cuda.Event()
-            with recording(x.device, self.graph, threads=True):
-                self.y = run(self.x)
+        self.graph = CapturedGraph(run, [x], error_mode="thread_local")
+        with torch.cuda.device_of(x):
+            self.done = torch.cuda.Event()
 
     def __call__(self, x: Tensor) -> Tensor:
         with torch.cuda.device_of(x):
-            torch.cuda.current_stream().wait_event(self.done)  # the call before may have come on another stream
-            self.x.copy_(x)
-            self.graph.replay()
-            y = self.y.clone()  # the next call writes over it
+            torch.cuda.current_stream().wait_event(self.done)  # the last call may have used another stream
+            y = self.graph(x).clone()  # the next call overwrites the output
             self.done.record()
         return y

@@ -1,10 +1,14 @@
-"""Which models a fast path may run: those that it is known to compute exactly, and no others.
+"""Which models a fast path may run, by allow-list.
 
-A fast path does not call the model's own `forward`, so that it would ignore a hook, a replaced module or a setting it
-does not know. Eligibility is therefore opt-in. The model must have exactly the modules that its config describes
-(`vitreous.models.standard`), every field of the config must have a value from the path's table, and the parameters a
-dtype and a device that the path takes. A field that a table does not name makes the model ineligible. Everything else
-is run by the model itself.
+A fast path does not call the model's own `forward`. It would ignore a hook, a replaced module or a setting that it does
+not implement. Therefore a model is eligible only if all of these hold:
+
+- it has exactly the modules that its config describes (`vitreous.models.standard`);
+- every field of the config has a value that the table of the path allows; a field that is not in the table makes the
+  model ineligible;
+- its parameters have a dtype and a device that the path supports.
+
+All other models run by their own code.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,35 +23,36 @@ from vitreous.models.vit import VisionTransformer, ViTConfig
 
 
 @dataclass(frozen=True)
-class Where:
-    """A condition on a field and its neighbours, for fields that have too many values to list."""
+class Condition:
+    """A condition on a config field that has too many allowed values to list."""
 
     holds: Callable[[ViTConfig], bool]
-    requirement: str  # in words: what the field must be
+    requirement: str  # for the message: what the field must be
 
 
-Rule = Where | tuple[Any, ...]  # a condition, or the values that are allowed
+Rule = Condition | tuple[Any, ...]  # a condition, or the allowed values
 
-ANY = Where(lambda c: True, "any value")
+ANY = Condition(lambda c: True, "any value")
 
 
-def multiple(field: str, of: int) -> Where:
-    return Where(lambda c: (getattr(c, field) or 0) % of == 0, f"must be a multiple of {of}")
+def multiple_of(divisor: int, field: str) -> Condition:
+    return Condition(lambda c: getattr(c, field) % divisor == 0, f"must be a multiple of {divisor}")
 
 
 @dataclass(frozen=True)
-class Path:
-    """One way to run models, and which it can run."""
+class FastPath:
+    """The models that one fast path supports."""
 
-    table: Mapping[str, Rule]  # what each field of ViTConfig may be
-    dtypes: Collection[torch.dtype]  # of the parameters, all of them the same
-    device: str | None = None  # type of their device; None: the caller checks that
-    compiled: bool = True  # whether modules may be compiled in place: that does not change what they compute
+    table: Mapping[str, Rule]  # allowed values of each field of ViTConfig
+    dtypes: Collection[torch.dtype]  # allowed dtypes of the parameters; all parameters must have the same one
+    device: str | None = None  # required device type of the parameters; None: the caller checks it
+    compiled: bool = True  # whether modules may be compiled in place, which does not change their results
     recomputes: bool = True  # whether `checkpoint_activations` may be set
 
 
-# Any value: sizes, what the model's own code does for the fast paths (`resample`; in training `backbone`), initial
-# values (`head_bias`, `layer_scale`), and for inference what acts in training alone (dropout, stochastic depth).
+# Fields with any value: sizes, settings that the model's own code implements for the fast paths (`resample`; `backbone`
+# in training), initial values (`head_bias`, `layer_scale`), and for inference those of training (dropout, stochastic
+# depth).
 CPU_TABLE: dict[str, Rule] = {
     "image_size": ANY,
     "patch_size": ANY,
@@ -79,21 +84,21 @@ CPU_TABLE: dict[str, Rule] = {
     "backbone": (None,),
     "remainder": ("error", "crop"),
 }
-# Matrix products on a GPU want sizes that are multiples of 8, in fp8 of 16.
+# Matmuls on a GPU need sizes that are multiples of 8, in fp8 of 16.
 BF16_TABLE: dict[str, Rule] = {
     **CPU_TABLE,
-    "width": multiple("width", 8),
-    "heads": Where(lambda c: c.width // c.heads % 8 == 0, "a head must be a multiple of 8 wide"),
-    "mlp_dim": multiple("mlp_dim", 8),
+    "width": multiple_of(8, "width"),
+    "heads": Condition(lambda c: c.width // c.heads % 8 == 0, "the width of a head must be a multiple of 8"),
+    "mlp_dim": multiple_of(8, "mlp_dim"),
     "position_at": ("stem",),
     "mlp": ("gelu",),
 }
-FP8_TABLE: dict[str, Rule] = {**BF16_TABLE, "width": multiple("width", 16), "mlp_dim": multiple("mlp_dim", 16)}
+FP8_TABLE: dict[str, Rule] = {**BF16_TABLE, "width": multiple_of(16, "width"), "mlp_dim": multiple_of(16, "mlp_dim")}
 TRAINING_TABLE: dict[str, Rule] = {
     **BF16_TABLE,
-    "depth": Where(lambda c: c.depth > 1, "must be 2 or more"),
+    "depth": Condition(lambda c: c.depth > 1, "must be 2 or more"),
     "pool": ("token", "gap", "map"),
-    "final_norm": Where(lambda c: c.final_norm == "before-pool" or c.pool == "token", "must be 'before-pool'"),
+    "final_norm": Condition(lambda c: c.final_norm == "before-pool" or c.pool == "token", "must be 'before-pool'"),
     "layer_scale": (None,),
     "dropout": (0.0,),
     "attention_dropout": (0.0,),
@@ -101,30 +106,34 @@ TRAINING_TABLE: dict[str, Rule] = {
 }
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-CPU = Path(CPU_TABLE, (torch.float32,), "cpu")
-BF16 = Path(BF16_TABLE, FLOATS)
-FP8 = Path(FP8_TABLE, FLOATS)
-TRAINING = Path(TRAINING_TABLE, (torch.float32,), compiled=False, recomputes=False)
+CPU = FastPath(CPU_TABLE, (torch.float32,), "cpu")
+BF16 = FastPath(BF16_TABLE, FLOATS)
+FP8 = FastPath(FP8_TABLE, FLOATS)
+TRAINING = FastPath(TRAINING_TABLE, (torch.float32,), compiled=False, recomputes=False)
 
 
-def why_not(model: nn.Module, path: Path) -> str | None:
-    """Why a model cannot be run by a fast path, in words; None: it can."""
+def ineligibility_reason(model: nn.Module, path: FastPath) -> str | None:
+    """Return why a fast path cannot run a model, or None if it can."""
     if type(model) is not VisionTransformer:
-        return f"it is a {type(model).__name__}, not a VisionTransformer"
+        return f"the model is a {type(model).__name__}, not a VisionTransformer"
     allowed: tuple[Kind, ...] = ("compiled",) if path.compiled else ()
-    reason = _unsupported(model.config, path.table) or difference(model, allowed) or _parameters(model, path)
+    reason = (
+        _unsupported_field(model.config, path.table)
+        or difference(model, allowed)
+        or _unsupported_parameter(model, path)
+    )
     if reason is None and model.checkpoint_activations and not path.recomputes:
         return "checkpoint_activations is set"
     return reason
 
 
-def _unsupported(config: ViTConfig, table: Mapping[str, Rule]) -> str | None:
-    """The first field whose value the table does not allow."""
+def _unsupported_field(config: ViTConfig, table: Mapping[str, Rule]) -> str | None:
+    """Describe the first field whose value the table does not allow."""
     for field in fields(config):
         value, rule = getattr(config, field.name), table.get(field.name)
         if rule is None:
-            return f"{field.name} = {value!r}: it does not know this setting"
-        if isinstance(rule, Where):
+            return f"{field.name} = {value!r}: the fast path does not implement this field"
+        if isinstance(rule, Condition):
             if not rule.holds(config):
                 return f"{field.name} = {value!r}: {rule.requirement}"
         elif value not in rule:
@@ -132,14 +141,15 @@ def _unsupported(config: ViTConfig, table: Mapping[str, Rule]) -> str | None:
     return None
 
 
-def _parameters(model: nn.Module, path: Path) -> str | None:
+def _unsupported_parameter(model: nn.Module, path: FastPath) -> str | None:
+    """Describe the first parameter with an unsupported dtype, device or memory layout."""
     first = next(model.parameters())
     for name, p in model.named_parameters():
         if p.dtype not in path.dtypes or path.device not in (None, p.device.type):
             return f"{name} is {p.dtype} on {p.device.type}"
         if p.dtype != first.dtype or p.device != first.device:
             return f"{name} is {p.dtype} on {p.device}, and other parameters are {first.dtype} on {first.device}"
-        # Convolutions may have their channels last: their weights are copied to rows first.
+        # Convolution weights may be in channels-last format: they are copied to contiguous rows first.
         if p.layout is not torch.strided or not (p.is_contiguous() or p.ndim == 4):
             return f"{name} is not contiguous in memory"
     return None

@@ -1,4 +1,4 @@
-"""What every fused function needs around it: the right GPU, and first derivatives only."""
+"""Decorators for fused functions: run on the GPU of the tensors, and refuse second derivatives."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -13,32 +13,34 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def on_its_device(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function on the GPU of its first tensor. Triton launches kernels on torch's current device, and cuBLASLt
-    runs there too, whichever device the tensors are on."""
+def on_tensor_device(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function on the GPU of its first tensor argument.
+
+    Triton and cuBLASLt launch kernels on torch's current device, whichever device the tensors are on.
+    """
 
     @wraps(function)
-    def call(*arguments: P.args, **named: P.kwargs) -> R:
+    def call(*arguments: P.args, **options: P.kwargs) -> R:
         first = next(argument for argument in arguments if isinstance(argument, Tensor))
         with torch.cuda.device_of(first):
-            return function(*arguments, **named)
+            return function(*arguments, **options)
 
     return call
 
 
 def first_derivative_only(backward: Callable[..., R]) -> Callable[..., R]:
-    """For the backward of an autograd function that cannot be differentiated again.
+    """Refuse `create_graph=True` in the backward pass of an autograd function that cannot be differentiated twice.
 
-    torch's `once_differentiable` raises when that is tried, but not where the incoming gradient is a constant: second
-    derivatives would then lack terms without a word. So it is refused as soon as `create_graph` asks for it.
+    torch's `once_differentiable` does not raise if the incoming gradient is a constant: terms of the second derivative
+    would be missing without an error. This decorator raises in that case too.
     """
 
     @wraps(backward)
     def call(ctx: Any, *outputs: Any) -> R:
-        if torch.is_grad_enabled():  # which it is in a backward with create_graph=True alone
+        if torch.is_grad_enabled():  # true in a backward pass only with create_graph=True
             raise VitreousError(
-                "the fused training path has first derivatives only, and create_graph=True asks for the graph of second"
-                " ones: call the model itself"
+                "the fused training path has first derivatives only, and create_graph=True requests second derivatives:"
+                " call the model itself"
             )
         return backward(ctx, *outputs)
 

@@ -1,48 +1,34 @@
-"""A pass through the model, recorded on the GPU once and replayed: small models wait for the host no longer."""
+"""Forward and backward of a training batch as one CUDA graph: small models are not limited by kernel launches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 
-from vitreous.fast.cuda_graphs import ONE_AT_A_TIME, aside, recording
+from vitreous.fast.cuda_graphs import CapturedGraph
 
 Pass = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-WARM_UP = 2  # passes that compile and choose algorithms, which cannot be recorded
 
 
-class RecordedPass:
-    """`run(rows, labels, keys)` with the gradients that it leaves in `parameters`, for one size of batch.
+class CapturedPass:
+    """`run(rows, labels, keys)` captured for one batch size, with the gradients that it leaves in `parameters`.
 
-    Every call writes to the same memory: what it gives, gradients included, holds until the next one. Nothing in a pass
-    draws from a generator (what is random comes from the keys), so a replay is a pass like any other.
+    Every call writes to the same memory: its outputs and the gradients are valid until the next call. Random numbers
+    depend on the keys, not on a generator, so a replay draws new numbers for new keys.
     """
 
     def __init__(self, run: Pass, inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter]):
-        self.inputs = [tensor.clone() for tensor in inputs]
         self.parameters = parameters
-        device = inputs[0].device
-        with ONE_AT_A_TIME, torch.cuda.device(device):
-            with aside(device):
-                for _ in range(WARM_UP):
-                    self._forget()
-                    run(*self.inputs)
-            self._forget()
-            self.graph = torch.cuda.CUDAGraph()
-            with recording(device, self.graph):
-                self.outputs = run(*self.inputs)
+        self.graph = CapturedGraph(run, inputs, before=self._clear_gradients)
         self.gradients = [p.grad for p in parameters]
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        for mine, given in zip(self.inputs, inputs, strict=True):
-            mine.copy_(given)
-        self.graph.replay()
+        outputs = self.graph(*inputs)
         for p, gradient in zip(self.parameters, self.gradients, strict=True):
             p.grad = gradient
-        return self.outputs
+        return outputs
 
-    def _forget(self) -> None:
+    def _clear_gradients(self) -> None:
         for p in self.parameters:
             p.grad = None

@@ -1,4 +1,4 @@
-"""`accelerate`: which way it chooses, and that it gives the model's own numbers."""
+"""`accelerate`: which path it chooses, and that its results are those of the model."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ from torch.nn.utils.parametrizations import orthogonal
 import vitreous
 from helpers import draw, images, outputs, relative_error, tiny_vit
 from vitreous import VitreousError
-from vitreous.fast import accelerate, at_work
-from vitreous.fast.accelerate import no_kernels
-from vitreous.fast.attention import Asking
+from vitreous.fast import accelerate, accelerate_if_faster
+from vitreous.fast.accelerate import kernels_unavailable_reason
+from vitreous.fast.attention import ClassTokenAttention
 from vitreous.models.vit import Mlp
 from vitreous.preprocessing import Preprocessing
 from vitreous.training.config import Finetuning
@@ -26,7 +26,7 @@ from vitreous.training.lora import add_adapters_
 gpu = pytest.mark.gpu
 
 
-def test_fp32_on_a_cpu_is_the_plain_model() -> None:
+def test_fp32_on_a_cpu_gives_the_results_of_the_plain_model() -> None:
     model = tiny_vit()
     x = images(3, 3, 32, 32)
     run = accelerate(model)
@@ -42,7 +42,7 @@ def test_fp32_on_a_cpu_is_the_plain_model() -> None:
         ({"qk_norm": True, "pool": "gap"}, "qk_norm = True is not supported"),
     ],
 )
-def test_what_has_no_faster_way_is_run_as_it_is_and_says_so(fields: dict[str, Any], words: str) -> None:
+def test_models_without_a_faster_path_run_plain_and_give_the_reason(fields: dict[str, Any], words: str) -> None:
     model = tiny_vit(**fields)
     run = accelerate(model)
     x = images(2, 3, 32, 32)
@@ -69,16 +69,18 @@ def test_a_model_with_adapters() -> None:
     assert relative_error(run(x), model.eval()(x).detach()) < 1e-5
 
 
-def test_a_bit_is_run_too() -> None:
+def test_bit_models() -> None:
     model = draw(vitreous.create("BiT-R50x1", num_classes=5, blocks=(1, 1), width_factor=0.5))
     x = images(1, 3, 64, 64)
-    assert relative_error(accelerate(model)(x), model(x).detach()) < 1e-5
+    run = accelerate(model)
+    assert run.path == "plain; no packed weights: the model is a BiT, not a VisionTransformer"
+    assert relative_error(run(x), model(x).detach()) < 1e-5
 
 
-def test_pixels_are_normalised_as_the_model_says() -> None:
+def test_pixels_are_normalised_with_the_preprocessing_of_the_model() -> None:
     model = tiny_vit()
     pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    with pytest.raises(VitreousError, match="how they are normalised"):
+    with pytest.raises(VitreousError, match="the model has no normalisation"):
         accelerate(model)(pixels)
     model.preprocessing = Preprocessing(32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     expected = model(model.preprocessing.normalise(pixels)).detach()
@@ -86,8 +88,8 @@ def test_pixels_are_normalised_as_the_model_says() -> None:
 
 
 @pytest.mark.parametrize("make", [tiny_vit, lambda: tiny_vit(position="relative")])
-def test_images_of_other_types_are_refused_as_the_model_refuses_them(make: Callable[[], nn.Module]) -> None:
-    """By the fast path and by the plain one. Floating-point images are cast."""
+def test_images_of_other_dtypes_raise_the_error_of_the_model(make: Callable[[], nn.Module]) -> None:
+    """On the fast path and on the plain path. Floating-point images are cast."""
     model = draw(make()).eval()
     fast, x = accelerate(model), images(2, 3, 32, 32)
     for dtype in (torch.int64, torch.int32, torch.int8, torch.bool, torch.complex64):
@@ -100,20 +102,24 @@ def test_images_of_other_types_are_refused_as_the_model_refuses_them(make: Calla
         torch.testing.assert_close(fast(x.to(dtype)), fast(x.to(dtype).float()), rtol=0, atol=0)
 
 
-def test_it_is_a_snapshot_and_leaves_the_model_alone() -> None:
-    model = tiny_vit().train()
+@pytest.mark.parametrize(("fields", "path"), [({}, "packed weights"), ({"qk_norm": True}, "plain; ")])
+def test_the_copy_and_the_model_do_not_affect_each_other(fields: dict[str, Any], path: str) -> None:
+    model = tiny_vit(**fields).train()
     x = images(2, 3, 32, 32)
+    weights = deepcopy(model.state_dict())
     run = accelerate(model)
-    assert model.training
     before = run(x)
+    assert run.path.startswith(path)
+    assert model.training
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
     with torch.no_grad():
-        model.head.weight.zero_()
+        for p in model.parameters():
+            p.zero_()
     assert torch.equal(run(x), before)
-    assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
 def storages(found: Any, seen: set[int]) -> Iterator[int]:
-    """Where the tensors lie that can be reached from an object."""
+    """Return the memory addresses of all tensors that can be reached from an object."""
     if id(found) in seen or isinstance(found, type | ModuleType):
         return
     seen.add(id(found))
@@ -132,22 +138,20 @@ def storages(found: Any, seen: set[int]) -> Iterator[int]:
 @pytest.mark.parametrize("fields", [{}, {"pool": "gap", "qkv_bias": False}, {"layer_scale": 0.1, "pool": "map"}])
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_the_fused_kernels_have_a_copy_of_every_weight(
-    dtype: torch.dtype, fields: dict[str, Any], precision: str
-) -> None:
-    """Whatever the model's dtype: no copy may be left out because nothing was to be converted."""
-    from vitreous.fast.fused_inference import FastViT
+def test_fused_inference_copies_every_weight(dtype: torch.dtype, fields: dict[str, Any], precision: str) -> None:
+    """Also if the model already has the required dtype, so that a conversion would return the same tensor."""
+    from vitreous.fast.fused_inference import FusedViT
 
     model = tiny_vit(width=64, heads=4, depth=4, registers=1, representation_size=16, **fields).to(dtype)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    found = set(storages(FastViT(model, precision), set()))
-    assert len(found) > len(own) // 2  # it does look at tensors
+    found = set(storages(FusedViT(model, precision), set()))
+    assert len(found) > len(own) // 2  # `storages` finds the tensors
     assert not found & own
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_is_run_on_a_cpu_has_a_copy_of_every_weight(dtype: torch.dtype, precision: Any) -> None:
+def test_cpu_inference_copies_every_weight(dtype: torch.dtype, precision: Any) -> None:
     for fields in ({}, {"qk_norm": True}, {"width": 6, "heads": 6, "num_classes": 0}):
         model = tiny_vit(**fields).to(dtype)
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -156,7 +160,7 @@ def test_what_is_run_on_a_cpu_has_a_copy_of_every_weight(dtype: torch.dtype, pre
         assert not found & own
 
 
-# ---------------------------------------------------------------- models that were changed
+# ---------------------------------------------------------------- modified models
 
 
 class Doubled(nn.Module):
@@ -178,19 +182,19 @@ def squared(model: Any) -> None:
     model.blocks[0].mlp.__class__ = Squared
 
 
-def put(name: str, made: Callable[[Any], Any]) -> Callable[[Any], None]:
-    return lambda model: model.set_submodule(name, made(model.get_submodule(name)))
+def replace_module(name: str, make: Callable[[Any], Any]) -> Callable[[Any], None]:
+    return lambda model: model.set_submodule(name, make(model.get_submodule(name)))
 
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "compiled block": (put("blocks.0", lambda b: torch.compile(b, backend="eager")), "OptimizedModule"),
-    "wrapped block": (put("blocks.0", Doubled), "Doubled"),
+    "compiled block": (replace_module("blocks.0", lambda b: torch.compile(b, backend="eager")), "OptimizedModule"),
+    "wrapped block": (replace_module("blocks.0", Doubled), "Doubled"),
     "hook": (lambda m: m.blocks[0].register_forward_hook(lambda m, x, y: 2 * y), "blocks.0 has hooks"),
     "hook before": (lambda m: m.blocks[1].attn.register_forward_pre_hook(lambda m, x: (2 * x[0],)), "has hooks"),
     "hook on the model": (lambda m: m.register_forward_hook(lambda m, x, y: y + 1), "the model has hooks"),
     "subclass": (squared, "Squared"),
-    "other head": (put("head", lambda h: nn.Linear(48, 3)), "head.out_features is 3, not 7"),
-    "two heads": (put("head", lambda h: nn.Sequential(h, nn.ReLU())), "Sequential"),
+    "other head": (replace_module("head", lambda h: nn.Linear(48, 3)), "head.out_features is 3, not 7"),
+    "two heads": (replace_module("head", lambda h: nn.Sequential(h, nn.ReLU())), "Sequential"),
     "parametrization": (lambda m: orthogonal(m.blocks[0].mlp.fc1), "Parametrized"),
     "fewer blocks": (lambda m: m.blocks.pop(1), "blocks.1 is missing"),
 }
@@ -198,7 +202,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("wrapped", [False, True], ids=["itself", "compiled"])
-def test_a_model_that_was_changed_is_run_as_it_is(change: Callable[[Any], Any], words: str, wrapped: bool) -> None:
+def test_modified_models_run_by_their_own_code(change: Callable[[Any], Any], words: str, wrapped: bool) -> None:
     model, x = tiny_vit(), images(2, 3, 32, 32)
     unchanged = outputs(model, x)
     change(model)
@@ -212,10 +216,10 @@ def test_a_model_that_was_changed_is_run_as_it_is(change: Callable[[Any], Any], 
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(3)
-    assert torch.equal(run(x), expected)  # compiled blocks have weights of their own too
+    assert torch.equal(run(x), expected)  # compiled blocks are copied too
 
 
-def test_what_is_compiled_in_place_is_run_as_fast() -> None:
+def test_modules_compiled_in_place_stay_eligible() -> None:
     model, x = tiny_vit(), images(2, 3, 32, 32)
     expected = outputs(model, x)
     model.blocks[0].compile(backend="eager")
@@ -225,14 +229,14 @@ def test_what_is_compiled_in_place_is_run_as_fast() -> None:
     assert relative_error(accelerate(torch.compile(model, backend="eager"))(x), expected) < 1e-5
 
 
-def test_what_is_no_model() -> None:
+def test_objects_that_are_not_models() -> None:
     compiled = torch.compile(tiny_vit(), backend="eager")
     compiled.register_forward_hook(lambda m, x, y: 2 * y)
     for what, words in (
         (nn.Linear(3, 3), "expected a model from vitreous.load or vitreous.create, got Linear"),
         (Doubled(tiny_vit()), "got Doubled"),
         ("B/16", "got str"),
-        (compiled, "OptimizedModule has hooks of its own"),
+        (compiled, "OptimizedModule has hooks or a forward of its own"),
     ):
         with pytest.raises(VitreousError, match=words):
             accelerate(what)
@@ -240,14 +244,14 @@ def test_what_is_no_model() -> None:
 
 def test_a_model_that_cannot_be_copied() -> None:
     model = tiny_vit()
-    model.blocks[0].scale = model.head.weight * 2  # with a graph behind it, which torch does not copy
+    model.blocks[0].scale = model.head.weight * 2  # not a leaf tensor: torch does not copy it
     model.blocks[0].register_forward_hook(lambda m, x, y: y * m.scale.mean())
     with pytest.raises(VitreousError, match=r"the model cannot be copied .* call the model itself"):
         accelerate(model)
 
 
 def referring(model: Any, how: str) -> Any:
-    """A hook that refers to the model in a way that a copy keeps."""
+    """Return a hook that refers to the model, so that its copy would too."""
     weight = model.head.weight
 
     def closure(module: Any, inputs: Any, output: Any) -> Any:
@@ -261,15 +265,15 @@ def referring(model: Any, how: str) -> Any:
 
 @pytest.mark.parametrize("how", ["closure", "default", "function in a function"])
 def test_hooks_that_refer_to_the_model_cannot_be_copied(how: str) -> None:
-    """Later changes of the model would show in half of the copy. Where the model itself is run, they may."""
+    """Later changes of the model would affect parts of the copy. `accelerate_if_faster` runs the model itself."""
     model = tiny_vit()
     model.blocks[0].register_forward_hook(referring(model, how))
-    with pytest.raises(VitreousError, match=r"a function in blocks\.0 refers to parts of the model"):
+    with pytest.raises(VitreousError, match=r"a function in blocks\.0 refers to parts of the original model"):
         accelerate(model)
-    assert at_work(model) is model
+    assert accelerate_if_faster(model) is model
 
 
-def test_hooks_that_refer_to_what_is_copied() -> None:
+def test_hooks_that_refer_to_copied_modules() -> None:
     model, x = tiny_vit(), images(2, 3, 32, 32)
     block: Any = model.blocks[0]
     block.scale = torch.tensor(3.0)
@@ -286,24 +290,24 @@ def test_hooks_that_refer_to_what_is_copied() -> None:
     assert torch.equal(run(x), expected)
 
 
-def test_at_work_is_the_model_itself_where_nothing_is_faster() -> None:
+def test_accelerate_if_faster_returns_the_model_if_no_path_is_faster() -> None:
     model = tiny_vit().double().train()
-    assert at_work(model) is model
+    assert accelerate_if_faster(model) is model
     assert not model.training
-    assert "packed" in at_work(tiny_vit()).path
+    assert "packed" in accelerate_if_faster(tiny_vit()).path
 
 
 # ---------------------------------------------------------------- devices
 
 
-def test_the_kernels_are_for_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch for AMD's GPUs calls them cuda."""
+def test_the_kernels_need_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch calls AMD GPUs "cuda" too."""
     monkeypatch.setattr(torch.version, "hip", "6.2")
-    assert "AMD" in str(no_kernels(torch.device("cuda")))
-    assert "not for cpu" in str(no_kernels(torch.device("cpu")))
+    assert "AMD" in str(kernels_unavailable_reason(torch.device("cuda")))
+    assert "need a CUDA GPU, not cpu" in str(kernels_unavailable_reason(torch.device("cpu")))
 
 
-def test_no_images_at_all() -> None:
+def test_empty_batches() -> None:
     for model in (tiny_vit(), tiny_vit(qk_norm=True)):
         model.preprocessing = Preprocessing(32)
         for x in (torch.zeros(0, 3, 32, 32), torch.zeros(0, 3, 32, 32, dtype=torch.uint8)):
@@ -311,14 +315,14 @@ def test_no_images_at_all() -> None:
 
 
 @pytest.mark.parametrize(("precision", "words"), [("fp8", "needs a GPU"), ("int4", "expected fp32, bf16, fp8")])
-def test_a_precision_that_cannot_be_had(precision: Any, words: str) -> None:
+def test_unavailable_precisions(precision: Any, words: str) -> None:
     with pytest.raises(VitreousError, match=words):
         accelerate(tiny_vit(), precision)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_token_asks_all_the_others(bias: bool) -> None:
-    """Without keys and values, to the digits of float64, and with the same gradients."""
+def test_class_token_attention_equals_attention(bias: bool) -> None:
+    """Output and gradients, in float64."""
     model = tiny_vit(qkv_bias=bias).double()
     attn: Any = model.blocks[0].attn
     y = images(4, 9, 48).double().requires_grad_()
@@ -327,18 +331,18 @@ def test_one_token_asks_all_the_others(bias: bool) -> None:
         return list(torch.autograd.grad(o.square().sum(), [y, *attn.qkv.parameters()]))
 
     plain = nn.functional.scaled_dot_product_attention(*attn.split(y)).transpose(1, 2).flatten(2)[:, 0]
-    alone = Asking.of(attn.qkv, attn.heads, torch.float64)(y[:, 0], y)
+    alone = ClassTokenAttention.from_linear(attn.qkv, attn.heads, torch.float64)(y[:, 0], y)
     assert relative_error(alone.detach(), plain.detach()) < 1e-12
     for ours, theirs in zip(gradients(alone), gradients(plain), strict=True):
         assert relative_error(ours, theirs) < 1e-10
 
 
 @pytest.mark.parametrize("constant", [False, True])
-def test_second_derivatives_of_one_token_are_refused(constant: bool) -> None:
-    """They would lack terms. Also where the gradient that comes back is a constant, so that torch would not notice."""
+def test_second_derivatives_of_class_token_attention_are_refused(constant: bool) -> None:
+    """They would lack terms. Also if the incoming gradient is a constant, which torch does not detect."""
     attn: Any = tiny_vit().double().blocks[0].attn
     y = images(2, 9, 48).double().requires_grad_()
-    o = Asking.of(attn.qkv, attn.heads, torch.float64)(y[:, 0], y)
+    o = ClassTokenAttention.from_linear(attn.qkv, attn.heads, torch.float64)(y[:, 0], y)
     loss = o.sum() if constant else o.square().sum()
     with pytest.raises(VitreousError, match="first derivatives only"):
         torch.autograd.grad(loss, y, create_graph=True)
@@ -362,14 +366,14 @@ def distance(ours: torch.Tensor, reference: torch.Tensor) -> float:
 @gpu
 @pytest.mark.parametrize(("precision", "most"), [("fp32", 1e-5), ("bf16", 0.02), ("fp8", 0.12)])
 @pytest.mark.parametrize("gelu", ["tanh", "erf"])
-def test_a_whole_model(precision: Any, most: float, gelu: str) -> None:
+def test_a_full_size_model(precision: Any, most: float, gelu: str) -> None:
     model = full_size("B/16", gelu=gelu)
     pixels = torch.randint(0, 256, (100, 3, 224, 224), dtype=torch.uint8, device="cuda")
     images = model.preprocessing.normalise(pixels)
     run = accelerate(model, precision)
     with torch.no_grad():
         exact = model(images)
-    for _ in range(3):  # large, as it is; small: as it is, then recorded, then replayed
+    for _ in range(3):  # small batches: eager, then captured, then replayed
         for count in (100, 1, 5):
             assert distance(run(images[:count]), exact[:count]) < most
             assert distance(run(pixels[:count]), exact[:count]) < most
@@ -377,7 +381,7 @@ def test_a_whole_model(precision: Any, most: float, gelu: str) -> None:
 
 
 @gpu
-def test_answers_of_a_recorded_call_stay() -> None:
+def test_a_graph_replay_does_not_overwrite_earlier_outputs() -> None:
     run = accelerate(full_size("Ti/16"), "bf16")
     x, y = torch.randn(2, 2, 3, 224, 224, device="cuda")
     for _ in range(3):
@@ -388,15 +392,15 @@ def test_answers_of_a_recorded_call_stay() -> None:
 
 
 @gpu
-def test_fp8_says_what_it_cannot_do() -> None:
+def test_fp8_gives_the_reason_if_it_is_not_available() -> None:
     with pytest.raises(VitreousError, match="swiglu"):
         accelerate(full_size("Ti/16", mlp="swiglu"), "fp8")
     assert "swiglu" in accelerate(full_size("Ti/16", mlp="swiglu"), "bf16").path
 
 
 @gpu
-def test_products_with_an_end() -> None:
-    """cuBLASLt, asked for more than torch asks it for, at sizes that fit and sizes that do not."""
+def test_matmuls_with_fused_epilogues() -> None:
+    """cuBLASLt at sizes that fit its tiles and sizes that do not."""
     from vitreous.fast import cublaslt
     from vitreous.fast.kernels import FP8
 
@@ -407,18 +411,17 @@ def test_products_with_an_end() -> None:
         half = bias.bfloat16()
         assert distance(cublaslt.linear(x, weight, half, add).double(), exact + add.double()) < 4e-3
         assert distance(cublaslt.linear(x, weight, None, add).double(), exact - half.double() + add.double()) < 4e-3
-        if (found := cublaslt.linear_gelu(x, weight, half, keep=True)) is not None:
+        if (found := cublaslt.linear_gelu(x, weight, half, keep_input=True)) is not None:
             assert distance(found[0].double(), nn.functional.gelu(exact, approximate="tanh")) < 4e-3
             assert distance(found[1].double(), exact) < 4e-3
             dz, back = torch.randn(rows, inner, device="cuda").bfloat16(), weight.t().contiguous()
             leaf = found[1].double().requires_grad_()
             nn.functional.gelu(leaf, approximate="tanh").backward(dz.double() @ back.double())
-            for tanh in (True,):
-                dh, sums = cublaslt.product_gelu_backward(dz, back, found[1], tanh)
-                assert distance(dh.double(), leaf.grad) < 1e-2
-                assert distance(sums.sum(0).double(), dh.double().sum(0)) < 1e-4
+            dh, sums = cublaslt.matmul_gelu_backward(dz, back, found[1], True)
+            assert distance(dh.double(), leaf.grad) < 1e-2
+            assert distance(sums.sum(0).double(), dh.double().sum(0)) < 1e-4
         if inner % 16 == 0 and outer % 16 == 0:
-            scales = cublaslt.Scales(torch.tensor(1 / 64, device="cuda"), torch.tensor(1 / 16, device="cuda"))
+            scales = cublaslt.Fp8Scales(torch.tensor(1 / 64, device="cuda"), torch.tensor(1 / 16, device="cuda"))
             x8, w8 = (x.float() * 16).to(FP8), (weight.float() * 64).to(FP8)
             exact = nn.functional.linear(x8.double() / 16, w8.double() / 64, half.double())
             assert distance(cublaslt.linear_fp8(x8, w8, scales, half).double(), exact) < 8e-3
@@ -429,7 +432,7 @@ def test_products_with_an_end() -> None:
 
 
 @gpu
-def test_a_run_on_the_gpu_can_be_trained_on_afterwards() -> None:
+def test_accelerate_leaves_a_model_on_the_gpu_unchanged() -> None:
     model = full_size("Ti/16")
     copy = deepcopy(model)
     accelerate(model, "fp8")(torch.randn(2, 3, 224, 224, device="cuda"))
@@ -438,15 +441,15 @@ def test_a_run_on_the_gpu_can_be_trained_on_afterwards() -> None:
         assert ours.requires_grad
 
 
-def test_the_precision_is_that_asked_for_under_autocast_too() -> None:
-    """By the plain path as by the packed one."""
+def test_autocast_does_not_change_the_precision() -> None:
+    """On the plain path and on the packed one."""
     packed, plain = tiny_vit(), tiny_vit()
     plain.blocks[0].register_forward_hook(lambda *arguments: None)
-    shown = torch.randn(2, 3, 32, 32)
+    x = images(2, 3, 32, 32)
     for model in (packed, plain):
         run = accelerate(model)
-        expected = run(shown)
+        expected = run(x)
         with torch.autocast("cpu", torch.float16):
-            found = run(shown)
+            found = run(x)
         assert found.dtype == torch.float32
         assert found.equal(expected)

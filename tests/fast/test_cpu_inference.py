@@ -1,4 +1,4 @@
-"""Inference on a CPU with packed weights, against the plain model."""
+"""Inference on a CPU with packed weights, compared with the plain model."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no qkv bias": {"qkv_bias": False},
     "mean of patches": {"pool": "gap"},
     "mean of patches with a class token": {"pool": "gap", "class_token": True, "position_slots": "patches"},
-    "mean of patches, norm behind": {"pool": "gap", "final_norm": "after-pool"},
+    "mean of patches, norm after pooling": {"pool": "gap", "final_norm": "after-pool"},
     "attention pooling": {"pool": "map"},
     "all tokens": {"pool": "none", "num_classes": 0},
     "SwiGLU": {"mlp": "swiglu"},
@@ -25,23 +25,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pre-training head": {"representation_size": 24},
     "2-d positions": {"position": "learned-2d"},
     "sincos": {"position": "sincos-2d", "pool": "gap"},
-    "sincos of the original Transformer": {"position": "sincos-1d", "registers": 1},
+    "1-d sincos": {"position": "sincos-1d", "registers": 1},
     "no positions": {"position": "none"},
     "positions at every layer": {"position_at": "every-layer"},
     "shared positions at every layer": {"position_at": "every-layer-shared"},
-    "what does not fill a patch is left out": {"remainder": "crop"},
+    "remainder cropped": {"remainder": "crop"},
     "one block": {"depth": 1},
     "grey": {"channels": 1},
     "no head": {"num_classes": 0},
     "another eps": {"norm_eps": 0.1},
-    "drops nothing in inference": {"dropout": 0.2, "attention_dropout": 0.2, "stochastic_depth": 0.2},
+    "no dropout in inference": {"dropout": 0.2, "attention_dropout": 0.2, "stochastic_depth": 0.2},
     "heads of width 1": {"width": 6, "heads": 6},
 }
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS)
-def test_it_gives_the_plain_models_numbers(fields: dict[str, Any], batch: int) -> None:
+def test_logits_are_those_of_the_plain_model(fields: dict[str, Any], batch: int) -> None:
     model = tiny_vit(**fields)
     run = CpuViT(model)
     for size in ((32, 32), (24, 48), (16, 16)):
@@ -50,21 +50,21 @@ def test_it_gives_the_plain_models_numbers(fields: dict[str, Any], batch: int) -
             assert relative_error(run(x), model(x)) < 1e-5
 
 
-def test_no_images_at_all() -> None:
+def test_an_empty_batch() -> None:
     for fields in ({}, {"pool": "none", "num_classes": 0}):
         model, x = tiny_vit(**fields), images(0, 3, 24, 48)
         assert CpuViT(model)(x).shape == model(x).shape
 
 
-def test_an_image_that_is_not_made_of_patches() -> None:
-    with pytest.raises(VitreousError, match="whole patches"):
+def test_image_sizes_that_patches_do_not_divide() -> None:
+    with pytest.raises(VitreousError, match="cannot be divided into patches"):
         CpuViT(tiny_vit())(images(1, 3, 30, 32))
     model = tiny_vit(remainder="crop")
     x = images(2, 3, 30, 35)
     assert relative_error(CpuViT(model)(x), model(x).detach()) < 1e-5
 
 
-def test_many_images_go_through_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_split_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_inference, "GROUP_BYTES", 20_000)
     model = tiny_vit()
     x = images(11, 3, 32, 32)
@@ -72,7 +72,7 @@ def test_many_images_go_through_in_groups(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_without_the_packing_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_inference, "packs", lambda: False)
+    monkeypatch.setattr(cpu_inference, "has_packed_linear", lambda: False)
     for fields in ({}, {"mlp": "swiglu"}, {"gelu": "erf", "pool": "gap"}):
         model = tiny_vit(**fields)
         x = images(2, 3, 32, 32)
@@ -80,7 +80,7 @@ def test_without_the_packing_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS)
-def test_later_changes_of_the_model_do_not_show(fields: dict[str, Any]) -> None:
+def test_later_changes_of_the_model_have_no_effect(fields: dict[str, Any]) -> None:
     model = tiny_vit(**fields)
     x = images(2, model.config.channels, 24, 48)
     run = CpuViT(model)
@@ -91,7 +91,7 @@ def test_later_changes_of_the_model_do_not_show(fields: dict[str, Any]) -> None:
     assert relative_error(run(x), before) < 1e-5
 
 
-def test_what_it_gives_is_a_tensor_like_any_other() -> None:
+def test_the_output_is_a_normal_tensor_of_its_own() -> None:
     run = CpuViT(tiny_vit())
     first = run(images(2, 3, 32, 32))
     kept = first.clone()
@@ -100,19 +100,19 @@ def test_what_it_gives_is_a_tensor_like_any_other() -> None:
     assert not first.is_inference()
 
 
-def test_every_value_that_is_allowed_was_tested() -> None:
+def test_every_allowed_value_is_tested() -> None:
     configs = [tiny_vit(**fields).config for fields in VARIANTS.values()]
     for field, rule in CPU_TABLE.items():
         if isinstance(rule, tuple):
             assert {getattr(config, field) for config in configs} >= set(rule), field
 
 
-def test_what_it_cannot_run_it_refuses() -> None:
+def test_ineligible_models_are_refused() -> None:
     with pytest.raises(VitreousError, match="position = 'relative' is not supported; call the model itself"):
         CpuViT(tiny_vit(position="relative"))
 
 
 @pytest.mark.parametrize("x", [torch.zeros(1, 3, 32, 32).double(), torch.zeros(1, 4, 32, 32), torch.zeros(3, 32, 32)])
-def test_images_that_are_none(x: torch.Tensor) -> None:
+def test_invalid_images(x: torch.Tensor) -> None:
     with pytest.raises(VitreousError, match="images"):
         CpuViT(tiny_vit())(x)

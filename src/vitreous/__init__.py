@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from vitreous.preprocessing import Preprocessing
     from vitreous.training.config import TrainConfig
     from vitreous.training.finetune import finetune
+    from vitreous.training.outcome import Outcome
     from vitreous.training.recipes import recipe
-    from vitreous.training.train import Outcome, resume, train
+    from vitreous.training.train import resume, train
     from vitreous.weights.load import load
     from vitreous.weights.load_report import LoadReport
     from vitreous.weights.save import convert, save
@@ -49,7 +50,7 @@ _HOMES = {
     "recipe": "vitreous.training.recipes",
     "train": "vitreous.training.train",
     "resume": "vitreous.training.train",
-    "Outcome": "vitreous.training.train",
+    "Outcome": "vitreous.training.outcome",
     "LoadReport": "vitreous.weights.load_report",
     "load": "vitreous.weights.load",
     "convert": "vitreous.weights.save",

@@ -13,7 +13,7 @@ from helpers import tiny_vit
 from runs import TINY_RUN, draw_folder
 from vitreous import VitreousError
 from vitreous.cli import main
-from vitreous.training import train as training
+from vitreous.training import final_evaluation
 
 RUN = (*TINY_RUN, "--workers", "0", "--duration", "2steps", "--evaluate-every", "2steps")
 MODEL = ("--model", "m.safetensors", "--device", "cpu", "--workers", "0")
@@ -183,7 +183,7 @@ def test_run_directory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert train() == 2
     err = capsys.readouterr().err
-    assert "run exists already; to go on with it: vitreous train --resume run; to replace it: --overwrite" in err
+    assert "run exists already; to continue it: vitreous train --resume run; to replace it: --overwrite" in err
     assert train("--resume", "run", "--overwrite") == 2
     assert Path("run/inspection/mark").exists()
     assert train("--overwrite", "--seed", "1") == 0
@@ -197,7 +197,7 @@ def test_old_run_is_kept_until_the_new_one_is_complete(place: Path) -> None:
     first = Path("run/best.safetensors").read_bytes()
     for _ in range(2):  # a failed run is replaced by the next, and the complete one is kept
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(training, "_report", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(final_evaluation, "write_run_report", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             assert train("--overwrite", "--seed", "1") == 130
         assert Path("run.replaced/best.safetensors").read_bytes() == first
         assert Path("run.replaced/result.json").is_file()

@@ -63,7 +63,7 @@ def test_a_run_that_has_not_ended_and_one_of_the_same_name(scratch: Path, folder
 def test_other_images_are_noted(scratch: Path, tmp_path: Path) -> None:
     data = draw_folder(tmp_path / "data", images=20)
     train(data, config(tmp_path / "run", compare_with=str(scratch), duration="6 steps"), quiet=True)
-    assert "scratch was trained and measured on other images than this run" in page(tmp_path / "run")
+    assert "scratch was trained and evaluated on other images than this run" in page(tmp_path / "run")
 
 
 def older(run: Path, target: Path) -> Path:
@@ -79,11 +79,11 @@ def test_what_cannot_stand_beside_it(scratch: Path, folder: Path, tmp_path: Path
     for data, other, message in (
         (folder, tmp_path / "nowhere", "compare_with: .*nowhere: there is no such run directory"),
         (folder, folder, "compare_with: .* is not a run directory"),
-        (folder, older(scratch, tmp_path / "older"), "compare_with: .*older does not say which classes it has"),
+        (folder, older(scratch, tmp_path / "older"), "compare_with: .*older does not list its classes"),
         (
             tmp_path / "two.npz",
             scratch,
-            r"compare_with: .* has other classes \(blau, grün, rot\) than this data \(0, 1\)",
+            r"compare_with: .* has other classes \('blau', 'grün', 'rot'\) than",
         ),
     ):
         with pytest.raises(VitreousError, match=message):
@@ -124,4 +124,4 @@ def test_a_run_that_vanishes_meanwhile_takes_nothing_with_it(
     monkeypatch.setattr(TrainingLoop, "run", removing)
     outcome = train(folder, config(run, compare_with=str(other)), quiet=True)
     assert outcome.result is not None
-    assert "could not be read any more" in page(run)
+    assert "the run to compare with could not be read" in page(run)

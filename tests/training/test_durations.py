@@ -69,9 +69,9 @@ def test_an_epoch_need_not_be_whole_batches() -> None:
 
 
 def test_what_a_bare_number_means() -> None:
-    assert duration_steps("7", batch_size=4, images=40, bare="steps") == 7
-    assert duration_steps(50, batch_size=4, images=40, bare="percent", total_steps=9) == 4
-    assert duration_steps("7 epochs", batch_size=4, images=40, bare="steps") == 70
+    assert duration_steps("7", batch_size=4, images=40, default_unit="steps") == 7
+    assert duration_steps(50, batch_size=4, images=40, default_unit="percent", total_steps=9) == 4
+    assert duration_steps("7 epochs", batch_size=4, images=40, default_unit="steps") == 70
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 10**4))
@@ -86,7 +86,7 @@ def test_nearest_for_whole_epochs(epochs: int, images: int, batch_size: int) -> 
     [
         (
             "5 fortnights",
-            "warmup = '5 fortnights': 'fortnights' is not a unit; there are epochs, steps, examples and %",
+            "warmup = '5 fortnights': 'fortnights' is not a unit; use epochs, steps, examples or %",
         ),
         ("5 minutes", "'minutes' is not a unit"),
         ("5k", "'k' is not a unit"),
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said(duration: Any, message: str) -> None:
 
 
 def test_a_share_of_an_unknown_whole() -> None:
-    with pytest.raises(VitreousError, match="cooldown = '5%': a percentage is of the whole run"):
+    with pytest.raises(VitreousError, match="cooldown = '5%': a percentage refers to the whole run"):
         duration_steps("5%", batch_size=50, images=1000, name="cooldown")
     with pytest.raises(VitreousError, match="duration = '5%'"):
         run_length("5%", batch_size=50, images=1000)
@@ -124,7 +124,7 @@ def test_a_share_of_an_unknown_whole() -> None:
 
 @pytest.mark.parametrize("duration", ["0 epochs", "0", 0, "0 steps", 0.0])
 def test_the_whole_run_is_not_nothing(duration: Any) -> None:
-    with pytest.raises(VitreousError, match=r"duration = .*longer than nothing"):
+    with pytest.raises(VitreousError, match=r"duration = .*at least one step"):
         run_length(duration, batch_size=50, images=1000)
 
 

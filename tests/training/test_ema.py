@@ -115,7 +115,7 @@ def test_a_decay_that_is_none(decay: Any) -> None:
 def test_a_state_of_another_model() -> None:
     ema = Ema(nn.Linear(2, 2), 0.9)
     state = ema.state_dict()
-    with pytest.raises(VitreousError, match="weight missing in the state, x not of this model"):
+    with pytest.raises(VitreousError, match="weight' missing in the state, 'x' not in this model"):
         ema.load_state_dict({"bias": state["bias"], "x": state["bias"]})
     before = state["bias"].clone()
     with pytest.raises(VitreousError, match=r"weight is \(3, 2\)"):

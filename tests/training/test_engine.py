@@ -26,7 +26,7 @@ from vitreous.training.engine import Engine, StepResult, find_unknown_code
 from vitreous.training.loaders import RunLoaders, build_loaders
 from vitreous.training.lora import add_adapters_
 from vitreous.training.plan import make_plan
-from vitreous.training.train import _engine
+from vitreous.training.trainer import build_engine
 from vitreous.utils.progress import ProgressReporter
 
 # Whatever is drawn at random, all of it.
@@ -47,7 +47,7 @@ def begun(world: World | None = None, several: bool = False, **changes: Any) -> 
     wishes = config(Path(), **{**EVERYTHING, **SGD, "batch_size": 128, "evaluate_every": None, "depth": 3, **changes})
     made = make_plan(data, wishes, world)
     fed = build_loaders(data, made, world, ProgressReporter(quiet=True))
-    engine = _engine(data, made, fed)
+    engine = build_engine(data, made, fed)
     draw(engine.model).train()  # the head starts at zero, and would hide the rest
     return engine, fed
 
@@ -239,7 +239,7 @@ def test_a_backward_that_fails_is_done_again_by_the_plain_model(whole: Any, micr
     assert close(found, whole[0])
     assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
     assert torch.equal(stepped.right, whole[1].right)
-    assert engine.notes == ["the fused kernels failed (no kernel image): going on without, which is slower"]
+    assert engine.notes == ["the fused kernels failed (no kernel image): continuing without, which is slower"]
     assert engine.path == "plain; the fused kernels failed: no kernel image"
     assert engine.forward is engine.plain
     gradients(engine, fed)

@@ -187,7 +187,7 @@ def test_the_best_rate_trains_on_everything(folder: Path, weights: Path, tmp_pat
 
 def test_the_development_split_is_of_training_images_alone(folder: Path) -> None:
     data = open_data(folder)
-    part = lr_search.development_split(data, TrainConfig().with_(dev_fraction=0.25))
+    part = lr_search.candidate_splits(data, TrainConfig().with_(dev_fraction=0.25))
     names = {name: {source.name(i) for i in range(len(source))} for name, source in part.splits.items()}
     assert names.keys() == {"train", "val"}
     assert names["train"] | names["val"] == {data.train.name(i) for i in range(len(data.train))}
@@ -225,7 +225,7 @@ def test_a_rate_that_is_too_high_is_passed_over(folder: Path, weights: Path, tmp
     assert told["config"]["lr"] == 0.01
     assert "is no longer a number" in told["rates"][1]["failure"]
     assert "1e+30: diverged" in told["choices"][-1]["why"]
-    with pytest.raises(VitreousError, match=r"none of the learning rates 1e\+29, 1e\+30 came to an end"):
+    with pytest.raises(VitreousError, match=r"none of the learning rates 1e\+29, 1e\+30 finished with a result"):
         finetune(
             folder, weights, "paper", **{**wild, "lr_candidates": (1e29, 1e30)}, out=str(tmp_path / "no"), quiet=True
         )
@@ -282,7 +282,7 @@ def test_a_choice_that_was_stopped_says_how_to_go_on(place: Path, weights: Path)
     process = start("finetune", "data", "--from", weights, *ASKED, "--out", "run", cwd=place)
     _, error = stop_at(process, place / "run" / "candidates" / "lr-0.001" / "metrics.jsonl", signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "stopped while trying lr 0.001; to go on: vitreous train --resume run\n" in error
+    assert "stopped while trying lr 0.001; to continue: vitreous train --resume run\n" in error
 
 
 # ---------------------------------------------------------------- mistakes
@@ -301,8 +301,11 @@ def test_a_choice_that_was_stopped_says_how_to_go_on(place: Path, weights: Path)
             {"lr_candidates": RATES, "dev_fraction": 0.0},
             "dev_fraction = 0.0: expected a fraction of the",
         ),
-        ({"lr_candidates": RATES, "candidate_duration": "5 steps"}, "candidate_duration = '5 steps': expected some of"),
-        ({"lr_candidates": RATES, "candidate_duration": "0%"}, "candidate_duration = '0%': expected some of the 4"),
+        (
+            {"lr_candidates": RATES, "candidate_duration": "5 steps"},
+            "candidate_duration = '5 steps': expected 1 to 4 steps",
+        ),
+        ({"lr_candidates": RATES, "candidate_duration": "0%"}, "candidate_duration = '0%': expected 1 to 4 steps"),
         ({"candidate_duration": "50%"}, "candidate_duration: has no effect without lr_candidates"),
         ({"start": None, "rules": "paper", "model": "Ti/16"}, "rules = 'paper': adapts the weights to start from"),
         ({"start": None, "lora": 2, "model": "Ti/16"}, "lora = 2: adapts the weights to start from"),
@@ -324,7 +327,7 @@ def test_mistakes(folder: Path, weights: Path, tmp_path: Path, fields: dict[str,
 def test_a_development_split_that_would_be_empty(weights: Path, tmp_path: Path) -> None:
     draw_folder(tmp_path / "few", images=1)
     with pytest.raises(
-        VitreousError, match="the development split to choose the learning rate by would be empty: each"
+        VitreousError, match="the development split for selecting the learning rate would be empty: each"
     ):
         finetune(tmp_path / "few", weights, "paper", **CHOICE, out=str(tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()

@@ -16,7 +16,7 @@ from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.training.config import Finetuning, Optimiser
 from vitreous.training.distributed import World
 from vitreous.training.initial_weights import load_initial_weights
-from vitreous.training.lora import ADAPTED, add_adapters_, merged
+from vitreous.training.lora import ADAPTED, add_adapters_, merged_adapters
 from vitreous.training.optim import optimisers
 from vitreous.training.optim.ema import Ema
 from vitreous.training.optim.parameters import trainable_part
@@ -54,7 +54,7 @@ def test_merged_is_unmerged(changes: dict[str, Any]) -> None:
     own = {name: p.clone() for name, p in model.named_parameters()}
     with torch.no_grad():
         unmerged, without = model(x), plain(x)
-        with merged(model):
+        with merged_adapters(model):
             assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
             assert relative_error(model(x), unmerged) < 1e-5
     assert relative_error(without, unmerged) > 0.05  # they do something
@@ -115,7 +115,7 @@ def test_the_running_mean_is_that_of_the_adapters() -> None:
         assert relative_error(model(x), plain(x)) < 1e-6
         with ema.applied():
             mean = model(x)
-            with merged(model):
+            with merged_adapters(model):
                 assert relative_error(model(x), mean) < 1e-5
     assert relative_error(mean, plain(x).detach()) > 0.01
 
@@ -205,7 +205,7 @@ def test_the_head_is_trained_and_more_can_be_frozen() -> None:
         ({"lora": -1}, "lora = -1: expected 0, or a rank below the width of the model, 32"),
         ({"lora": 32}, "lora = 32: expected 0, or a rank below the width"),
         ({"lora": 4, "lora_alpha": 0.0}, "lora_alpha = 0: expected a positive number"),
-        ({"lora_alpha": 8.0}, "lora_alpha = 8: is that of adapters, and lora = 0 asks for none"),
+        ({"lora_alpha": 8.0}, "lora_alpha = 8: has no effect, since lora = 0"),
         ({"lora": 4, "optimiser": "muon"}, "all of them are frozen"),
     ],
 )
@@ -217,5 +217,5 @@ def test_mistakes(folder: Path, weights: Path, tmp_path: Path, fields: dict[str,
 
 def test_adapters_are_for_a_vit(folder: Path, tmp_path: Path) -> None:
     save(draw(BiT(BiTConfig(blocks=(1,), width_factor=0.5, image_size=32, num_classes=7))), tmp_path / "b.safetensors")
-    with pytest.raises(VitreousError, match=r"lora = 8: .* a BiT has none; all of it can be trained"):
+    with pytest.raises(VitreousError, match=r"lora = 8: .* a BiT has none; train all of it"):
         finetune(folder, tmp_path / "b.safetensors", "lora", out=str(tmp_path / "run"), **SHORT, quiet=True)

@@ -42,13 +42,13 @@ def test_softmax_as_torch(smoothing: float, class_weights: Any) -> None:
     weight = torch.tensor([10 / 12, 10 / 6, 0, 10 / 12, 0]) if class_weights == "balanced" else None
     expected = F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=smoothing)
     torch.testing.assert_close(ours(logits, targets), expected)
-    torch.testing.assert_close(ours(logits, ours.prepared(targets)), expected)
+    torch.testing.assert_close(ours(logits, ours.dense_targets(targets)), expected)
 
 
 def test_softmax_of_a_mix_is_the_mix_of_the_losses() -> None:
     ours = loss(loss="softmax", label_smoothing=0.1, class_weights="balanced")
     logits, targets = torch.randn(10, 5), LABELS
-    mixed = 0.3 * ours.prepared(targets) + 0.7 * ours.prepared(targets.flip(0))
+    mixed = 0.3 * ours.dense_targets(targets) + 0.7 * ours.dense_targets(targets.flip(0))
     torch.testing.assert_close(ours(logits, mixed), 0.3 * ours(logits, targets) + 0.7 * ours(logits, targets.flip(0)))
 
 
@@ -108,12 +108,12 @@ def test_float32_whatever_the_logits_are() -> None:
         assert loss(loss=kind)(logits * 1e4, LABELS).isfinite().all()
 
 
-def test_prepared() -> None:
+def test_dense_targets() -> None:
     ours = loss(loss="softmax", label_smoothing=0.3)
-    assert torch.equal(ours.prepared(LABELS), F.one_hot(LABELS, 5).float())
-    assert loss(SEVERAL, 3, loss="sigmoid").prepared(SEVERAL).tolist() == SEVERAL.float().tolist()
+    assert torch.equal(ours.dense_targets(LABELS), F.one_hot(LABELS, 5).float())
+    assert loss(SEVERAL, 3, loss="sigmoid").dense_targets(SEVERAL).tolist() == SEVERAL.float().tolist()
     with pytest.raises(VitreousError, match=r"\(batch,\) or \(batch, 5\), got \(4, 3\)"):
-        ours.prepared(SEVERAL)
+        ours.dense_targets(SEVERAL)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
@@ -134,7 +134,7 @@ def test_four_passes_are_one_batch(kind: Any, class_weights: Any) -> None:
 @pytest.mark.parametrize(
     ("labels", "classes", "options", "message"),
     [
-        (SEVERAL, 3, {"loss": "softmax"}, "each may have several: use 'sigmoid'"),
+        (SEVERAL, 3, {"loss": "softmax"}, "images have several; use 'sigmoid'"),
         (LABELS, 5, {"loss": None}, "have to be chosen"),
         (LABELS, 5, {"loss": "softmax", "label_smoothing": None}, "have to be chosen"),
         (LABELS, 5, {"loss": "hinge"}, "loss = 'hinge'"),
@@ -146,8 +146,8 @@ def test_four_passes_are_one_batch(kind: Any, class_weights: Any) -> None:
         (LABELS.float(), 5, {"loss": "softmax"}, "classes as int64"),
         (LABELS[:0], 5, {"loss": "softmax"}, "one or more"),
         (SEVERAL, 4, {"loss": "sigmoid"}, "for 3 classes, but there are 4"),
-        (SEVERAL.float() / 2, 3, {"loss": "sigmoid"}, "1 or 0"),
-        (LABELS * 0, 1, {"loss": "softmax"}, "nothing to tell apart"),
+        (SEVERAL.float() / 2, 3, {"loss": "sigmoid"}, "expected 0 or 1"),
+        (LABELS * 0, 1, {"loss": "softmax"}, "needs at least 2 classes"),
     ],
 )
 def test_what_is_wrong_is_said(labels: Tensor, classes: int, options: dict[str, Any], message: str) -> None:
@@ -170,7 +170,7 @@ def test_nothing_waits_for_the_gpu(kind: Any) -> None:
     targets = LABELS.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        ours(logits, ours.prepared(targets)).mean().backward()
+        ours(logits, ours.dense_targets(targets)).mean().backward()
         ours(logits, targets).mean().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -205,11 +205,11 @@ def test_nothing_left_for_adamw() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"freeze": ("haed.*",)}, "freeze: 'haed.*' matches no parameter; near are head"),
-        ({"freeze": ("xyzzy",)}, "names begin with cls_token, pos_embed, patch_embed, blocks, norm, head"),
+        ({"freeze": ("haed.*",)}, "freeze: 'haed.*' matches no parameter; similar names: head"),
+        ({"freeze": ("xyzzy",)}, "names start with cls_token, pos_embed, patch_embed, blocks, norm, head"),
         ({"freeze": ("*",)}, "nothing to train"),
         ({"freeze": ("",)}, "freeze: '' matches no parameter"),
-        ({"lr_multipliers": ("hed.weight=2",)}, "near are head.weight"),
+        ({"lr_multipliers": ("hed.weight=2",)}, "similar names: head.weight"),
         ({"lr_multipliers": ("blocks.0.*=2",), "freeze": ("blocks.0.*",)}, "no parameter that is trained"),
         ({"lr_multipliers": ("head.*",)}, "'head.*' is not PATTERN=FACTOR"),
         ({"lr_multipliers": ("head.*=ten",)}, "'head.*=ten' is not PATTERN=FACTOR"),
@@ -327,7 +327,7 @@ def test_matrices_of_many_shapes_come_back_in_their_order(monkeypatch: pytest.Mo
     matrices = [torch.randn(shape) for shape in [(4, 6), (6, 4), (4, 6), (5, 5), (4, 6), (6, 4)]]
     alone = [newton_schulz(m[None])[0] for m in matrices]
     for limit in (2**27, 50, 1):
-        monkeypatch.setattr("vitreous.training.optim.muon.TOGETHER", limit)
+        monkeypatch.setattr("vitreous.training.optim.muon.MAX_STACKED", limit)
         for ours, expected in zip(orthogonalise(matrices), alone, strict=True):
             torch.testing.assert_close(ours, expected)
     assert orthogonalise([]) == []
@@ -381,7 +381,7 @@ def test_muon_by_hand() -> None:
 
 def test_muon_refuses_what_is_not_a_matrix() -> None:
     for shape, parts in (((3,), 1), ((2, 3, 4), 1), ((4, 4), 3)):
-        with pytest.raises(VitreousError, match=r"is not \d matrices"):
+        with pytest.raises(VitreousError, match=r"cannot be split into \d matrices"):
             Muon([nn.Parameter(torch.zeros(shape))], parts=parts)
 
 

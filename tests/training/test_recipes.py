@@ -13,7 +13,7 @@ import torch
 
 from runs import draw_folder, records
 from vitreous import TrainConfig, VitreousError, load, open_data, recipe, train
-from vitreous.models.zoo import build
+from vitreous.models.zoo import build_model
 from vitreous.training import defaults
 from vitreous.training.distributed import World
 from vitreous.training.initial_weights import load_initial_weights
@@ -150,7 +150,7 @@ def test_a_recipe_leaves_nothing_to_chance(name: str, photos: Path, pixels: Path
     assert {choice.field for choice in made.choices} <= free
     assert made.config.with_(image_size=config.architecture.image_size, best_by=config.run.best_by) == config
     with torch.device("meta"):
-        assert build(made.model).head.out_features == len(data.classes)
+        assert build_model(made.model).head.out_features == len(data.classes)
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in PLANNED_ONLY])
@@ -188,7 +188,7 @@ def test_the_paper() -> None:
     known = defaults.Facts(1_281_167, 1000, 3, 375, None, False)
     model = defaults.make_model_config(recipe("paper_imagenet1k"), known)
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in build(model).parameters())
+        parameters = sum(p.numel() for p in build_model(model).parameters())
     assert parameters == 86_567_656 + 768 * 768 + 768  # B/16, and the layer under the head
 
 

@@ -25,7 +25,7 @@ STRONG_FLAGS = (
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("whole")
-    assert "images right" in complete("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=place)
+    assert "accuracy on" in complete("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=place)
     return place / "run"
 
 
@@ -94,7 +94,7 @@ def test_a_state_that_was_cut_off_is_passed_over(uninterrupted: Path, folder: Pa
                 file.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
             case "missing":
                 file.unlink()
-        with pytest.warns(UserWarning, match=f"{newest.name}.*going on from {older.name}"):
+        with pytest.warns(UserWarning, match=f"{newest.name}.*continuing from {older.name}"):
             resume(again, quiet=True)
         assert same_weights(uninterrupted, again)
 
@@ -132,7 +132,7 @@ def test_other_data_is_refused(uninterrupted: Path, tmp_path: Path, folder: Path
     (run / "result.json").unlink()
     shutil.copytree(folder, other)
     next((other / "rot").iterdir()).unlink()
-    with pytest.raises(VitreousError, match="the data is not what it was"):
+    with pytest.raises(VitreousError, match="the data has changed since"):
         resume(run, data=other, quiet=True)
     shutil.rmtree(other)
     shutil.copytree(folder, other)  # moved, and the same
@@ -147,7 +147,7 @@ def test_images_under_other_names_are_refused(uninterrupted: Path, tmp_path: Pat
     shutil.copytree(folder, other)
     first = sorted((other / "rot").iterdir())[0]
     first.rename(first.with_name("000b.jpg"))  # as many, in the same order
-    with pytest.raises(VitreousError, match="the data is not what it was"):
+    with pytest.raises(VitreousError, match="the data has changed since"):
         resume(run, data=other, quiet=True)
 
 
@@ -166,7 +166,7 @@ def test_a_run_of_another_kind_of_device(uninterrupted: Path, tmp_path: Path) ->
     stored = json.loads((run / "config.json").read_text())
     stored["environment"]["gpu"] = "some GPU"
     (run / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(VitreousError, match="the run began on cuda"):
+    with pytest.raises(VitreousError, match="the run was started on cuda"):
         resume(run, quiet=True)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from runs import TINY_RUN, config, draw_folder, records
 from vitreous import VitreousError, load, resume, train
+from vitreous.data.dataset import Subset
 from vitreous.data.digests import image_digests
 from vitreous.data.open_data import open_data
 from vitreous.evaluation.metrics import wilson_interval
@@ -39,7 +41,7 @@ def test_the_best_weights_are_measured_on_images_that_selected_nothing(photos: P
     assert len(evaluations) == 8  # raw and EMA weights
     (how,) = outcome.selection
     assert "best of 8 evaluations on 18 validation images" in how
-    assert "test images selected nothing" in how
+    assert "not selected with the test images" in how
     stored = json.loads((outcome.run / "result.json").read_text())
     assert stored["selection"] == [how]
     low, high = stored["result"]["interval"]
@@ -58,20 +60,20 @@ def test_without_a_test_split_a_selected_maximum_is_not_the_result(photos: Path,
     assert outcome.result.top1 == right(load(outcome.run / "last.safetensors"), data.val)
     measured, best = outcome.selection
     assert "last.safetensors" in measured
-    assert "not selected by these images" in measured
+    assert "not selected with these images" in measured
     assert "best of 6 evaluations on 24 validation images" in best
     assert f"{max(values):.2%}" in best
-    assert "expect less on new ones" in best
+    assert "expect a lower value on new images" in best
 
 
 def test_the_command_and_the_report_say_it(photos: Path, tmp_path: Path, vitreous: Callable[..., Any]) -> None:
     done = vitreous("train", photos, *TINY_RUN, "--duration", "6steps", "--evaluate-every", "3steps", "--out", "run")
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())
-    assert re.search(r"\d+\.\d% of 18 test images right \(95% interval \d+\.\d to \d+\.\d%\), after", told)
+    assert re.search(r"\d+\.\d% accuracy on 18 test images \(95% interval \d+\.\d to \d+\.\d%\), after", told)
     assert "selected by top1: the best of 4 evaluations on 18 validation images" in told
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "of 18 test images right (95% interval" in page
+    assert "accuracy on 18 test images (95% interval" in page
     assert "the best of 4 evaluations on 18 validation images" in page
     assert "highest val accuracy of 4 evaluations, selected" in page
 
@@ -81,7 +83,7 @@ def test_where_nothing_is_held_out_for_selection(tmp_path: Path) -> None:
         draw_folder(tmp_path / "data" / split, images=8)
     outcome = train(tmp_path / "data", config(tmp_path / "run", val_fraction=0.0, evaluate_every=None), quiet=True)
     assert outcome.split == "test"
-    assert "no validation images selected them" in outcome.selection[0]
+    assert "not selected with validation images" in outcome.selection[0]
 
 
 def test_stopping_early_is_a_selection_too(photos: Path, tmp_path: Path) -> None:
@@ -109,6 +111,33 @@ START = {
 }
 
 
+def test_copies_of_training_images_are_left_out_of_a_held_out_test_split(photos: Path, tmp_path: Path) -> None:
+    """A few images are in the folder twice, and the split puts copies of some on both sides."""
+    folder = tmp_path / "copies"
+    shutil.copytree(photos, folder)
+    for path in sorted(folder.rglob("*.*"))[::2]:
+        shutil.copy(path, path.with_stem(f"copy-{path.stem}"))
+    data = open_data(folder)
+    known = torch.cat([image_digests(data.train), image_digests(data.val)])
+    unseen = ~torch.isin(image_digests(data.test), known)
+    assert 0 < unseen.sum() < len(unseen)
+    outcome = train(folder, config(tmp_path / "run", duration="4 steps"), quiet=True)
+    assert outcome.result.images == int(unseen.sum())
+    assert re.search(r"test images: \d+ training images .*left out", outcome.selection[-1])
+    source = Subset(data.test, unseen.nonzero().flatten())
+    assert outcome.result.top1 == right(load(outcome.run / "best.safetensors"), source)
+
+
+def test_training_images_in_a_stored_test_split_are_a_warning(photos: Path, tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        shutil.copytree(photos, tmp_path / "leak" / split)
+    outcome = train(tmp_path / "leak", config(tmp_path / "run", duration="4 steps"), quiet=True)
+    count = outcome.result.images
+    assert outcome.selection[-1].startswith(f"WARNING: {count} of the {count} evaluated images are TRAINING IMAGES")
+    assert outcome.selection[-1] in json.loads((outcome.run / "result.json").read_text())["selection"]
+    assert "TRAINING IMAGES" in (outcome.run / "report.html").read_text()
+
+
 def test_an_image_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     """Under the same name, with the same size, between two parts of a run."""
     data = draw_folder(tmp_path / "data")
@@ -118,7 +147,7 @@ def test_an_image_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     first, second = (data / "rot" / f"{number:03d}.jpg" for number in (0, 1))
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
-    with pytest.raises(VitreousError, match=r"1 (train|val) images are not what they were .*compared by content"):
+    with pytest.raises(VitreousError, match=r"content of 1 (train|val) images has changed"):
         resume(tmp_path / "run", quiet=True)
     first.write_bytes(content)
     assert resume(tmp_path / "run", quiet=True).steps == 12

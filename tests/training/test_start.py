@@ -18,6 +18,7 @@ from vitreous.data.open_data import open_data
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.preprocessing import default_preprocessing
 from vitreous.training.defaults import choose_defaults, collect_facts, evaluation_preprocessing, make_model_config
+from vitreous.training.initial_weights import load_initial_weights
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 SHORT: dict[str, Any] = {"batch_size": 16, "duration": "4 steps", "evaluate_every": "2 steps", "device": "cpu"}
@@ -80,8 +81,8 @@ def test_hybrids_and_resnets(folder: Path, tmp_path: Path, kind: str) -> None:
     outcome = train(folder, with_(tmp_path / "begin.safetensors", out=str(tmp_path / "run")), quiet=True)
     assert load(outcome.run).config == replace(model.config, num_classes=3)
     page = (outcome.run / "report.html").read_text()
-    assert "beginning with begin.safetensors" in page
-    assert "begun with begin.safetensors and a new head for 3 classes" in page
+    assert "starting from begin.safetensors" in page
+    assert "started from begin.safetensors with a new head for 3 classes" in page
 
 
 def test_what_the_file_does_not_say_is_told(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +160,9 @@ def test_what_agrees_may_be_given(folder: Path, weights: Path, tmp_path: Path) -
 
 def test_a_name_that_agrees() -> None:
     """The shipped weights and the architecture of the same name."""
-    begun, _ = load_initial_weights(TrainConfig().with_(start="vitreous-mini", model="vitreous-mini", image_size=32), 10)
+    begun, _ = load_initial_weights(
+        TrainConfig().with_(start="vitreous-mini", model="vitreous-mini", image_size=32), 10
+    )
     assert begun.model.image_size == (32, 32)
     assert begun.source == begun.name == "vitreous-mini"
 
@@ -170,12 +173,12 @@ def test_a_name_that_agrees() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 48, "pool": "token"}, "width = 48, pool = 'token': .* is a ViT of width = 32, pool = 'gap'"),
+        ({"width": 48, "pool": "token"}, "width = 48, pool = 'token': .* is a ViT with width = 32, pool = 'gap'"),
         ({"patch_size": 8}, "patch_size = 8: .* patch_size = 4"),
         ({"layer_scale": 0.1}, "layer_scale = 0.1: .* layer_scale = None"),
-        ({"model": "S/16"}, "model = 'S/16': .* is a ViT of patch_size = 4, width = 32"),
+        ({"model": "S/16"}, "model = 'S/16': .* is a ViT with patch_size = 4, width = 32"),
         ({"model": "BiT-R50x1"}, "model = 'BiT-R50x1': .* is a ViT; leave out"),
-        ({"model": "S/61"}, "no model is called 'S/61'"),
+        ({"model": "S/61"}, "unknown model 'S/61'"),
         ({"image_size": 18}, "18 x 18 px cannot be divided into patches"),
         ({"start": "nowhere"}, "nowhere: no such file or folder"),
         ({"start": " "}, "start is empty"),
@@ -230,7 +233,9 @@ def place(tmp_path: Path, weights: Path) -> Path:
 
 
 def test_killed_and_resumed_without_the_weights(place: Path) -> None:
-    assert "with w.st and a new head for 3 classes" in complete("train", "data", *KILLED, "--out", "whole", cwd=place)
+    assert "start from w.st with a new head for 3 classes" in complete(
+        "train", "data", *KILLED, "--out", "whole", cwd=place
+    )
     run = place / "run"
     kill_at(start("train", "data", *KILLED, "--out", "run", cwd=place), run, 23)
     assert 0 < step_of(run) < 40
@@ -251,7 +256,9 @@ def test_ended_before_anything_was_saved(place: Path, monkeypatch: pytest.Monkey
         (run / name).unlink()
     monkeypatch.chdir(place.parent)  # it goes on from anywhere
     kept = (place / "w.st").rename(place / "kept")
-    with pytest.raises(VitreousError, match=r"has no state to go on from, so it begins again; .*w.st: no such file"):
+    with pytest.raises(
+        VitreousError, match=r"has no saved state, so it starts from the beginning; .*w.st: no such file"
+    ):
         resume(run, quiet=True)
     save(draw(load(kept), seed=1), place / "other.safetensors")
     (place / "other.safetensors").rename(place / "w.st")
@@ -278,4 +285,4 @@ def test_a_recipe_begins_with_weights_and_can_be_told_not_to(vitreous: Any) -> N
     assert recipe("digits_transfer").architecture.start == "vitreous-mini"
     asked = ("train", "digits", "--recipe", "digits_transfer")
     assert "the run starts from vitreous-mini" in vitreous(*asked, "--model", "S/16").stderr
-    assert "no model is called 'S/61'" in vitreous(*asked, "--from", "None", "--model", "S/61").stderr
+    assert "unknown model 'S/61'" in vitreous(*asked, "--from", "None", "--model", "S/61").stderr

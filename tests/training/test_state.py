@@ -22,10 +22,11 @@ from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.training import state
 from vitreous.training.distributed import World
 from vitreous.training.loaders import build_loaders
-from vitreous.training.loop import BestWeights, RunProgress, TrainingLoop
+from vitreous.training.loop import TrainingLoop
 from vitreous.training.plan import make_plan
 from vitreous.training.run_directory import RunDirectory
-from vitreous.training.train import _engine
+from vitreous.training.run_progress import BestWeights, RunProgress
+from vitreous.training.trainer import build_engine
 from vitreous.utils.progress import ProgressReporter
 
 PROGRESS = RunProgress(step=3, seconds=1.25, best=BestWeights(0.1 + 0.2, 0.5, 2, "ema"), stale=1, micro_batch=2)
@@ -38,7 +39,7 @@ def loop(optimiser: str, seed: int = 0, ema: float = 0.9) -> TrainingLoop:
     wishes = config(Path(), optimiser=optimiser, ema=ema, dropout=0.1, batch_size=8, evaluate_every=None)
     made, world, teller = make_plan(data, wishes, World()), World(), ProgressReporter(quiet=True)
     fed = build_loaders(data, made, world, teller)
-    engine = _engine(data, made, fed)
+    engine = build_engine(data, made, fed)
     draw(engine.model, seed).train()
     torch.manual_seed(seed)
     return TrainingLoop(made, fed, engine, RunDirectory(Path()), teller, world)
@@ -150,7 +151,7 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     (folder / ".step-000000007.123.tmp").mkdir(parents=True)
     (folder / ".step-000000007.123.tmp" / "tensors.safetensors").write_bytes(b"half")
-    with pytest.raises(VitreousError, match="nothing was saved yet"):
+    with pytest.raises(VitreousError, match="no state was saved yet"):
         state.newest_state(folder)
     save(folder, 8)
     assert [path.name for path in folder.iterdir()] == ["step-000000008"]
@@ -158,7 +159,7 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
 
 def test_no_folder_at_all(tmp_path: Path) -> None:
     assert state.list_states(tmp_path / "state") == []
-    with pytest.raises(VitreousError, match="nothing was saved yet"):
+    with pytest.raises(VitreousError, match="no state was saved yet"):
         state.newest_state(tmp_path / "state")
 
 
@@ -189,7 +190,7 @@ def test_a_damaged_state_is_passed_over(tmp_path: Path, damage: Any, name: str) 
     older, newer = save(folder, 1, 2)
     assert sorted(file.name for file in newer.iterdir()) == FILES
     damage(newer / name)
-    with pytest.warns(VitreousWarning, match=r"step-000000002 \(.+\); going on from step-000000001"):
+    with pytest.warns(VitreousWarning, match=r"step-000000002 \(.+\); continuing from step-000000001"):
         assert state.newest_state(folder) == (older, {"step": 1, "note": "größer"})
 
 
@@ -198,12 +199,12 @@ def test_no_state_is_whole(tmp_path: Path) -> None:
     older, newer = save(folder, 1, 2)
     cut(older / "tensors.safetensors")
     (newer / "sums.json").unlink()
-    with pytest.raises(VitreousError, match="no state is whole") as error:
+    with pytest.raises(VitreousError, match="all saved states are damaged") as error:
         state.newest_state(folder)
     for word in (
         str(tmp_path),
         "step-000000001 (tensors.safetensors is damaged)",
-        "step-000000002 (cut off while it was written)",
+        "step-000000002 (incomplete)",
     ):
         assert word in str(error.value)
 
@@ -213,7 +214,7 @@ def test_a_list_of_sums_that_is_none(tmp_path: Path) -> None:
     older, newer = save(folder, 1, 2)
     for content in ("[]", "null", "{}", '{"tensors.safetensors": 3}', "\0"):
         (newer / "sums.json").write_text(content)
-        with pytest.warns(VitreousWarning, match="going on from step-000000001"):
+        with pytest.warns(VitreousWarning, match="continuing from step-000000001"):
             assert state.newest_state(folder)[0] == older
 
 
@@ -280,7 +281,7 @@ def test_damaged_states_do_not_count(tmp_path: Path) -> None:
     """Two whole ones are kept, whatever lies between them."""
     folder = tmp_path / "state"
     first, second, third = (*save(folder, 1, 2), folder / "step-000000003")
-    state._known.clear()  # as in another process
+    state._verified.clear()  # as in another process
     shutil.copytree(second, third)
     flip(third / "tensors.safetensors")
     (fourth,) = save(folder, 4)
@@ -306,7 +307,7 @@ def test_weight_files_belong_to_the_state(tmp_path: Path) -> None:
     state.restore_weight_files(second, run, dict.fromkeys(("best.safetensors", "last.safetensors"), ""))
     assert (best.read_bytes(), last.read_bytes()) == (b"best of step 1", b"step 2")
     flip(second / last.name)
-    state._known.clear()
+    state._verified.clear()
     with pytest.warns(VitreousWarning, match=r"last\.safetensors is damaged"):
         assert state.newest_state(folder)[0] == first
     expected = weights()

@@ -49,7 +49,7 @@ def test_a_signal_to_the_whole_group(whole: Path, folder: Path, tmp_path: Path, 
     process = start("train", folder, *DECODING, cwd=tmp_path, start_new_session=True)
     wait_for(process, run, step)
     os.killpg(process.pid, number)
-    stopped(process, run, 128 + number, "everything is saved; to go on: vitreous train --resume run")
+    stopped(process, run, 128 + number, "everything is saved; to continue: vitreous train --resume run")
     resume(run, quiet=True)
     assert same(run, whole)
 
@@ -106,7 +106,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, place: str, act: Callabl
     def replaced(self: training_loop.TrainingLoop, *arguments: Any, **options: Any) -> Any:
         if self.progress.step == step and not done:
             done.append(step)
-            act(self.folder.path)
+            act(self.directory.path)
         return known(self, *arguments, **options)
 
     monkeypatch.setattr(training_loop.TrainingLoop, place, replaced)
@@ -133,7 +133,7 @@ def test_a_log_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch:
         (run / "metrics.jsonl").mkdir()
 
     at_step(monkeypatch, 5, "_step", block)
-    with pytest.raises(VitreousError, match=r"(?s)metrics\.jsonl cannot be written.*up to step \d+ is saved"):
+    with pytest.raises(VitreousError, match=r"(?s)metrics\.jsonl cannot be written.*the state of step \d+ is saved"):
         train(folder, config(run, save_minutes=60.0), quiet=True)
     assert state.list_states(run / "state")
     (run / "metrics.jsonl").rmdir()
@@ -145,7 +145,7 @@ def test_best_weights_that_cannot_be_written(folder: Path, tmp_path: Path, monke
     train(folder, config(tmp_path / "whole", evaluate_every="12 steps"), quiet=True)
     run = tmp_path / "run"
     at_step(monkeypatch, 5, "_step", lambda run: (run / "best.safetensors").mkdir())
-    with pytest.raises(VitreousError, match=r"(?s)best\.safetensors is a folder.*up to step 12 is saved"):
+    with pytest.raises(VitreousError, match=r"(?s)best\.safetensors is a folder.*the state of step 12 is saved"):
         train(folder, config(run, evaluate_every="12 steps", save_minutes=60.0), quiet=True)
     (run / "best.safetensors").rmdir()
     resume(run, quiet=True)
@@ -251,7 +251,7 @@ def test_a_description_that_was_damaged(whole: Path, tmp_path: Path) -> None:
 def test_a_run_directory_that_cannot_be_written_to(half: Path, tmp_path: Path) -> None:
     (half / ".lock").unlink()
     (half / ".lock").mkdir()
-    with pytest.raises(VitreousError, match="nothing can be written to this run directory"):
+    with pytest.raises(VitreousError, match="this run directory is not writable"):
         resume(half, quiet=True)
 
 
@@ -262,9 +262,9 @@ def test_weights_that_changed_before_they_were_measured(
 
     def run_and_flip(self: training_loop.TrainingLoop) -> None:
         known(self)
-        content = bytearray(self.folder.last.read_bytes())
+        content = bytearray(self.directory.last.read_bytes())
         content[-5] ^= 1
-        self.folder.last.write_bytes(content)
+        self.directory.last.write_bytes(content)
 
     with monkeypatch.context() as patch:
         patch.setattr(training_loop.TrainingLoop, "run", run_and_flip)

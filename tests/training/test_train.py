@@ -23,7 +23,7 @@ def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous_process
     result = vitreous_process("train", folder, *TINY_RUN, "--out", "run", "--seed", 1)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
-    for word in ("3 classes", "chosen by the data", "lr", "images right", "report.html", "vitreous predict"):
+    for word in ("3 classes", "chosen from the data", "lr", "accuracy on", "report.html", "vitreous predict"):
         assert word in result.stdout
     run = tmp_path / "run"
     names = {path.name for path in run.iterdir()} - {".lock"}
@@ -278,7 +278,7 @@ def test_an_empty_class(folder: Path, tmp_path: Path, vitreous) -> None:
 
 def test_a_run_directory_that_exists(folder: Path, tmp_path: Path) -> None:
     train(folder, config(tmp_path / "run"), quiet=True)
-    with pytest.raises(VitreousError, match="exists already; to go on with it: vitreous train --resume"):
+    with pytest.raises(VitreousError, match="exists already; to continue it: vitreous train --resume"):
         train(folder, config(tmp_path / "run"), quiet=True)
 
 

@@ -1,4 +1,4 @@
-"""A short hash of the images and labels of a source, to detect whether cached results still belong to them."""
+"""Short hashes of a source or a data set, to detect whether stored results still belong to its images and labels."""
 
 import os
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.dataset import Source, Subset
+from vitreous.data.dataset import DataSet, Source, Subset
 from vitreous.data.encoded import FileSource
 from vitreous.data.shards import TarSource
 
@@ -23,6 +23,24 @@ def source_fingerprint(source: Source) -> str:
     for part in _parts(source):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
+    return digest.hexdigest()
+
+
+def dataset_fingerprint(data: DataSet) -> str:
+    """A hash of the classes, splits, labels and image names of a data set: what a position in the training stream means.
+
+    Arrays are hashed by their bytes. Of a file only the last two parts of the path count, so that the folder may move;
+    its content is not hashed.
+    """
+    digest = blake2b(repr(data.classes).encode(), digest_size=16)
+    for name, source in data.splits.items():
+        digest.update(name.encode())
+        digest.update(source.labels.numpy().tobytes())
+        if source.array is not None:
+            digest.update(np.ascontiguousarray(source.array).data)
+        else:
+            names = ("/".join(Path(source.name(index)).parts[-2:]) for index in range(len(source)))
+            digest.update("\n".join(names).encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""All settings of a training run. No torch here, so that the command line can show its help at once."""
+"""All settings of a training run. This module does not import torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from vitreous.training.durations import with_unit
 from vitreous.utils.annotations import describe_annotation, matches_annotation
 
 Duration = str
-"""How long: "30 epochs", "500 steps", "64000 examples", or "5%" of the whole run; see durations.py."""
-DURATIONS = ("duration", "warmup", "cooldown", "rsqrt_timescale", "evaluate_every", "candidate_duration")
+""""30 epochs", "500 steps", "64000 examples", or "5%" of the whole run; see durations.py."""
+DURATION_FIELDS = ("duration", "warmup", "cooldown", "rsqrt_timescale", "evaluate_every", "candidate_duration")
 RENAMED_FIELDS = {"hold": "cache", "beside": "compare_with"}
 """Names of fields in version 0.1, still accepted with a warning, and their current names."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The model: from a checkpoint (`--from`, in Python `start`), by name, or chosen by the data. Fields that are not
-    given keep the value that the model has."""
+    """The model: from a checkpoint (`--from`, in Python `start`), by name, or chosen from the data. Fields that are not
+    given keep the value of the model."""
 
     start: str | None = None
     """Weights to start from: a checkpoint of any supported format, a run, vitreous-mini or hf://owner/name."""
@@ -105,7 +105,7 @@ class Optimiser:
     freeze: tuple[str, ...] = ()
     """Freeze parameters whose names match: "blocks.[0-5].*"; "!head.*" freezes everything except the head."""
     ema: float | None = None
-    """Decay per step of a moving average of the weights (EMA), evaluated beside the weights themselves. 0: none."""
+    """Decay per step of a moving average of the weights (EMA), evaluated in addition to the weights. 0: none."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Run:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All settings of a run. What is None is chosen by the data, printed and stored, or keeps the model's own value."""
+    """All settings of a run. A field that is None is chosen from the data and printed, or keeps the model's value."""
 
     architecture: Architecture = field(default_factory=Architecture)
     reading: Reading = field(default_factory=Reading)
@@ -200,40 +200,40 @@ class TrainConfig:
     run: Run = field(default_factory=Run)
 
     def with_(self, **changes: Any) -> TrainConfig:
-        """The same with some fields changed, by the names that the command line has for them: `with_(lr=1e-3)`."""
+        """Return a copy with some fields changed, by the names of the command-line flags: `with_(lr=1e-3)`."""
         groups: dict[str, dict[str, Any]] = {}
         for given, value in changes.items():
             name = RENAMED_FIELDS.get(given, given)
             if name != given:
                 warnings.warn(f"{given} is now called {name}; the old name will be removed", VitreousWarning, 2)
             group = groups.setdefault(config_group(name), {})
-            group[name] = _fitting(name, value)
+            group[name] = _convert(name, value)
         return replace(self, **{group: replace(getattr(self, group), **new) for group, new in groups.items()})
 
     def flat(self) -> dict[str, Any]:
-        """Every field by its own name."""
+        """Return all fields in one dict, by name."""
         return {name: value for group in asdict(self).values() for name, value in group.items()}
 
     @classmethod
     def from_flat(cls, values: dict[str, Any]) -> TrainConfig:
-        """What `flat` gave, also after a way through JSON."""
+        """Return the config of the result of `flat`, also after conversion to JSON and back."""
         return cls().with_(**values)
 
 
 @cache
-def _hints() -> dict[str, Any]:
+def _field_types() -> dict[str, Any]:
     groups = get_type_hints(TrainConfig).values()
     return {name: hint for group in groups for name, hint in get_type_hints(group).items()}
 
 
-def _fitting(name: str, value: Any) -> Any:
-    """The value as its field has it: a list may stand for a tuple, a whole number for a float, a path for its name."""
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a number of numpy's
+def _convert(name: str, value: Any) -> Any:
+    """Convert a value to the type of its field: a list to a tuple, an integer to a float, a path to its name."""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of numpy or torch
         value = value.item()
     value = os.fspath(value) if isinstance(value, os.PathLike) else tuple(value) if isinstance(value, list) else value
-    if name in DURATIONS and type(value) in (int, float, str):
+    if name in DURATION_FIELDS and type(value) in (int, float, str):
         value = with_unit(value)
-    hint = _hints()[name]
+    hint = _field_types()[name]
     if not matches_annotation(value, hint):
         raise VitreousError(f"{name} = {brief(value)}: expected {EXPECTED.get(name) or describe_annotation(hint)}")
     if name == "progressive":
@@ -241,17 +241,17 @@ def _fitting(name: str, value: Any) -> Any:
     return float(value) if type(value) is int and not matches_annotation(value, hint, exact=True) else value
 
 
-EXPECTED = {  # where the type says too little
-    "model": "a name such as 'S/16'. The model is built by its name; a module of your own cannot be trained by this"
-    " function",
-    "start": "the name of a checkpoint or its path. A model in memory has to be saved first (vitreous.save)",
+EXPECTED = {  # for error messages, if the type is not enough
+    "model": "a name such as 'S/16'. The model is built by its name; this function cannot train a module of your own",
+    "start": "the name or path of a checkpoint. Save a model in memory first (vitreous.save)",
 }
 
 
 def config_group(name: str) -> str:
-    homes = {f.name: group.name for group in fields(TrainConfig) for f in fields(group.default_factory)}  # type: ignore
-    if name not in homes:
-        near = get_close_matches(name, homes, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(homes)}"
+    """Return the group of TrainConfig that has a field."""
+    groups = {f.name: group.name for group in fields(TrainConfig) for f in fields(group.default_factory)}  # type: ignore
+    if name not in groups:
+        near = get_close_matches(name, groups, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(groups)}"
         raise VitreousError(f"TrainConfig has no field {name!r}; {hint}")
-    return homes[name]
+    return groups[name]

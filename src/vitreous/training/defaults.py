@@ -1,7 +1,7 @@
-"""Settings that are chosen by the data: model, patch size, resolution, length, augmentation.
+"""Default settings chosen from the data: model, image and patch size, length, augmentation, optimiser.
 
-Each comes with a reason, which is shown beside it. A reason is true of the value and of what was given: one that is not
-used says why not, and none names a setting that is off as if it were on.
+Each choice has a reason, which is printed next to it. The reason must be true for the value and for the settings that
+were given: a setting that is off says why, and no reason mentions a setting that is off as if it were on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vitreous.data.dataset import DataSet, Source
 from vitreous.data.options import Augmentation
 from vitreous.errors import SystemFaultError, VitreousError
 from vitreous.models import zoo
+from vitreous.models.checks import pair
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, default_preprocessing
@@ -25,14 +26,16 @@ from vitreous.training import durations, initial_weights
 from vitreous.training.config import TrainConfig
 from vitreous.training.initial_weights import InitialWeights
 
-LOOKED_AT = 64  # images whose size is looked up
-FEW = 5_000  # training images: with fewer, models are smaller and augmentation is weaker
-TINY = 12  # px
-NOT_OF_MODELS = ("start", "preprocessing", "model")  # of the architecture, and no field of a model's config
+SAMPLED_IMAGES = 64  # images whose size is read
+FEW_IMAGES = 5_000  # training images: with fewer, models are smaller and augmentation is weaker
+TINY_SIDE = 12  # px
+NOT_MODEL_FIELDS = ("start", "preprocessing", "model")  # fields of Architecture that a model config does not have
 
 
 @dataclass(frozen=True)
 class Choice:
+    """A setting that was chosen. The names of the fields are those in config.json."""
+
     field: str
     value: Any
     why: str
@@ -40,28 +43,28 @@ class Choice:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choices depend on."""
+    """What the choices depend on: properties of the training images, and the initial weights."""
 
     images: int
     classes: int
     channels: int
-    side: int  # the median of the short sides
-    shape: tuple[int, int] | None  # (height, width), where all are alike
-    multi_label: bool  # labels for each image
-    start: InitialWeights | None = None  # the model to start from, if it does
+    side: int  # median of the short sides, in pixels
+    shape: tuple[int, int] | None  # (height, width), if all images have the same
+    multi_label: bool
+    start: InitialWeights | None = None
 
     @property
     def tiny(self) -> bool:
-        return self.side <= TINY
+        return self.side <= TINY_SIDE
 
     @property
     def may_be_text(self) -> bool:
-        """Small and grey: letters and the like, which a mirror turns into others."""
+        """Whether images are small and grey, such as letters and digits, which flips and crops would change."""
         return self.channels == 1 and self.side <= 64
 
 
 def collect_facts(data: DataSet, start: InitialWeights | None = None) -> Facts:
-    sizes = list(_sizes(data.train))
+    sizes = list(_sample_sizes(data.train))
     return Facts(
         len(data.train),
         len(data.classes),
@@ -73,12 +76,13 @@ def collect_facts(data: DataSet, start: InitialWeights | None = None) -> Facts:
     )
 
 
-def _sizes(source: Source) -> Iterator[tuple[int, int]]:
+def _sample_sizes(source: Source) -> Iterator[tuple[int, int]]:
     if source.array is not None:
         yield (source.array.shape[1], source.array.shape[2])
         return
     readable = 0
-    for index in torch.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).long().tolist():
+    indices = torch.linspace(0, len(source) - 1, min(SAMPLED_IMAGES, len(source))).long().tolist()
+    for index in indices:
         try:
             image = source.image(index)
         except SystemFaultError:
@@ -89,13 +93,13 @@ def _sizes(source: Source) -> Iterator[tuple[int, int]]:
         readable += 1
         yield (image.height, image.width)
     if not readable:
-        raise VitreousError(f"none of the images that were looked at can be read; the last one was {problem}")
+        raise VitreousError(f"none of the {len(indices)} images that were tried can be read; the last error: {problem}")
 
 
 def choose_defaults(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, list[Choice]]:
-    """Fill in what was left open. What was given is kept, and what depends on it follows it."""
+    """Choose the settings that are not given. Later rules see the given settings and the choices of earlier rules."""
     choices: list[Choice] = []
-    for rule in (_objective, _model, _paper, _length, _augmentation, _optimiser):
+    for rule in (_objective, _model, _paper_settings, _schedule, _augmentation, _optimiser):
         for field, value, why in rule(config, facts):
             if config.flat()[field] is None:
                 choices.append(Choice(field, value, why))
@@ -103,7 +107,7 @@ def choose_defaults(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, lis
     return config, choices
 
 
-Rules = Iterator[tuple[str, Any, str]]
+Rules = Iterator[tuple[str, Any, str]]  # field, value if the field is not given, reason
 
 
 def _objective(config: TrainConfig, facts: Facts) -> Rules:
@@ -122,30 +126,31 @@ def _objective(config: TrainConfig, facts: Facts) -> Rules:
 def _model(config: TrainConfig, facts: Facts) -> Rules:
     given = config.architecture
     if facts.start is not None:
-        height, width = _pair(facts.start.model.image_size)
+        height, width = pair(facts.start.model.image_size)
         yield "image_size", height if height == width else (height, width), f"the input size of {facts.start.name}"
     elif given.model is None:
-        yield from _unnamed_model(config, facts)
+        yield from _default_model(config, facts)
     else:
         patch = {} if given.patch_size is None else {"patch_size": given.patch_size, "remainder": "crop"}
-        step = _step(zoo.config(given.model, **patch))  # whether it divides the model's usual size does not matter
+        # "crop" avoids an error if the patch size does not divide the default image size, which is not used here.
+        step = _size_step(zoo.config(given.model, **patch))
         size = max(1, round(max(4 * step, min(224, facts.side)) / step)) * step
-        yield "image_size", size, f"a multiple of {step}; {_compared(facts, size)}"
+        yield "image_size", size, f"a multiple of {step}; {_size_reason(facts, size)}"
     if not _is_bit(config, facts):
         deep = facts.images >= 20_000
-        yield "stochastic_depth", 0.1 if deep else 0.0, f"{'' if deep else 'off: '}{_many(facts, 20_000)}"
+        yield "stochastic_depth", 0.1 if deep else 0.0, f"{'' if deep else 'off: '}{_count_reason(facts, 20_000)}"
         yield "dropout", 0.0, "off by default"
 
 
-def _compared(facts: Facts, size: int | tuple[int, int]) -> str:
-    """The images beside the size that they are shown at."""
-    images, side = f"the images have about {facts.side} px on their short side", min(_pair(size))
+def _size_reason(facts: Facts, size: int | tuple[int, int]) -> str:
+    """Compare the size of the images with the input size."""
+    images, side = f"the images have about {facts.side} px on their short side", min(pair(size))
     if side < 0.9 * facts.side:
         return f"{images}; a larger input takes more time"
     return f"{images}; enlarged for more patches" if side > 1.1 * facts.side else images
 
 
-def _many(facts: Facts, limit: int) -> str:
+def _count_reason(facts: Facts, limit: int) -> str:
     return f"{limit:,} images or more" if facts.images >= limit else f"fewer than {limit:,} images"
 
 
@@ -155,32 +160,32 @@ def _is_bit(config: TrainConfig, facts: Facts) -> bool:
     return (config.architecture.model or "").startswith("BiT")
 
 
-def _unnamed_model(config: TrainConfig, facts: Facts) -> Rules:
+def _default_model(config: TrainConfig, facts: Facts) -> Rules:
     given = config.architecture
-    name, why = _size_by_images(facts.images)
+    name, why = _base_model(facts.images)
     yield "model", f"{name}/16", why
     if given.width is not None:
         heads = next(n for n in range(max(1, given.width // 32), 0, -1) if given.width % n == 0)
         yield "heads", heads, f"{given.width // heads} dimensions per head"
         yield "mlp_dim", 4 * given.width, "four times the width"
-    elif facts.images < FEW and given.depth is None and given.heads is None:
-        few = f"smaller than {name}, for fewer than {FEW:,} images"
+    elif facts.images < FEW_IMAGES and given.depth is None and given.heads is None:
+        few = f"smaller than {name}, for fewer than {FEW_IMAGES:,} images"
         yield "width", 64 if facts.tiny else 128, few
         yield "depth", 4 if facts.tiny else 6, few
         yield "heads", 4, f"{16 if facts.tiny else 32} dimensions per head"
         yield "mlp_dim", 128 if facts.tiny else 512, f"{'twice' if facts.tiny else 'four times'} the width"
     if given.image_size is not None:
-        patch = _dividing(_pair(given.image_size), _patch(min(_pair(given.image_size))))
+        patch = _dividing_patch(pair(given.image_size), _patch_for(min(pair(given.image_size))))
     else:
-        patch = given.patch_size or _patch(_resolution(facts))
-    size = given.image_size or _whole_patches(facts, given.patch_size or patch)
-    rows, cols = (side // (given.patch_size or patch) for side in _pair(size))
+        patch = given.patch_size or _patch_for(_resolution(facts))
+    size = given.image_size or _image_size_for(facts, given.patch_size or patch)
+    rows, cols = (side // (given.patch_size or patch) for side in pair(size))
     yield "patch_size", patch, f"{rows} x {cols} patches per image"
-    yield "image_size", size, _compared(facts, size)
+    yield "image_size", size, _size_reason(facts, size)
     yield "pool", "gap", "the mean of the patch tokens usually trains faster than a class token"
 
 
-def _size_by_images(images: int) -> tuple[str, str]:
+def _base_model(images: int) -> tuple[str, str]:
     if images < 100_000:
         return "Ti", f"the base for fewer than 100,000 images ({images:,}), with the changes below"
     if images < 2_000_000:
@@ -189,23 +194,23 @@ def _size_by_images(images: int) -> tuple[str, str]:
 
 
 def _resolution(facts: Facts) -> int:
-    """The side to train at: the images' own while that is small, then what the budget of tokens allows."""
+    """Image size for training: that of small images, otherwise limited by the number of tokens."""
     for side, size in ((40, facts.side), (80, 64), (180, 128)):
         if facts.side <= side:
             return size
     return 160 if facts.images < 100_000 else 224
 
 
-def _patch(side: int) -> int:
-    """Enough tokens to tell places apart, and not too many to pay for."""
+def _patch_for(side: int) -> int:
+    """Patch size for an image size: a compromise between resolution and number of tokens."""
     for limit, patch in ((3, 1), (12, 2), (40, 4), (80, 8)):
         if side <= limit:
             return patch
     return 16
 
 
-def _dividing(size: tuple[int, int], patch: int) -> int:
-    """A patch of about this size that divides a size which was given; the same where there is none, to be refused."""
+def _dividing_patch(size: tuple[int, int], patch: int) -> int:
+    """A patch size close to `patch` that divides the given image size. If there is none, `patch`: an error later."""
     near: list[int] = [*range(patch, 2 * patch + 1), *range(patch - 1, max(1, patch // 2) - 1, -1)]
     for candidate in near:
         if not any(side % candidate for side in size):
@@ -213,19 +218,15 @@ def _dividing(size: tuple[int, int], patch: int) -> int:
     return patch
 
 
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return size if isinstance(size, tuple) else (size, size)
-
-
-def _whole_patches(facts: Facts, patch: int) -> int | tuple[int, int]:
-    """The size, in whole patches; a rectangle where all images are alike and small."""
+def _image_size_for(facts: Facts, patch: int) -> int | tuple[int, int]:
+    """Image size as a multiple of the patch size; a rectangle if all images have the same small shape."""
     if facts.shape is not None and max(facts.shape) <= 80:
         height, width = (-(-side // patch) * patch for side in facts.shape)
         return height if height == width else (height, width)
     return max(patch, round(_resolution(facts) / patch) * patch)
 
 
-def _step(config: ViTConfig | BiTConfig) -> int:
+def _size_step(config: ViTConfig | BiTConfig) -> int:
     if isinstance(config, BiTConfig):
         return 32
     patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
@@ -234,10 +235,10 @@ def _step(config: ViTConfig | BiTConfig) -> int:
 
 @dataclass(frozen=True)
 class Table4Row:
-    """A row of the paper's Table 4, with the development split that the paper uses for such data."""
+    """A row of Table 4 of the paper, with the size of the paper's development split for this data."""
 
-    images: float  # at most so many
-    like: str
+    images: float  # maximum number of training images
+    like: str  # the data sets of the row
     steps: int
     rates: tuple[float, ...]
     held_out: float  # fraction of the training images in the development split
@@ -253,11 +254,11 @@ TABLE_4 = (
     Table4Row(200_000, "CIFAR", 10_000, (0.001, 0.003, 0.01, 0.03), 0.02),
     Table4Row(math.inf, "ImageNet", 20_000, (0.003, 0.01, 0.03, 0.06), 0.01),
 )
-WARMUP = 500  # steps of the official code, whose run of 500 steps has 50
+PAPER_WARMUP = 500  # steps, as in the official code; a tenth of shorter runs
 
 
-def _paper(config: TrainConfig, facts: Facts) -> Rules:
-    """Table 4 lists data sets by name; here the number of images selects the row."""
+def _paper_settings(config: TrainConfig, facts: Facts) -> Rules:
+    """Table 4 of the paper lists data sets by name; here the number of training images selects the row."""
     row = next(row for row in TABLE_4 if facts.images <= row.images)
     like = f"as in the paper for {row.like}; here for {row.range} ({facts.images:,})"
     if config.finetuning.lr_candidates:
@@ -269,8 +270,8 @@ def _paper(config: TrainConfig, facts: Facts) -> Rules:
     yield "duration", f"{row.steps} steps", like
     length = config.schedule.duration or f"{row.steps} steps"
     steps = durations.run_length(length, batch_size=batch, images=facts.images)
-    short = steps < 10 * WARMUP
-    warmup = f"{-(-steps // 10) if short else WARMUP} steps"
+    short = steps < 10 * PAPER_WARMUP
+    warmup = f"{-(-steps // 10) if short else PAPER_WARMUP} steps"
     yield "warmup", warmup, "a tenth of the run" if short else "as in the official code"
     if config.optimiser.lr is not None or config.finetuning.lr_candidates:
         return
@@ -281,7 +282,7 @@ def _paper(config: TrainConfig, facts: Facts) -> Rules:
         yield "dev_fraction", row.held_out, like
 
 
-def _length(config: TrainConfig, facts: Facts) -> Rules:
+def _schedule(config: TrainConfig, facts: Facts) -> Rules:
     table = ((2_000, 100, 32), (10_000, 100, 64), (100_000, 100, 128), (500_000, 100, 512), (None, 90, 1024))
     epochs, batch = next((e, b) for limit, e, b in table if limit is None or facts.images < limit)
     per_epoch = -(-facts.images // batch)
@@ -300,25 +301,25 @@ LETTERS = "small grey images may be letters or digits"
 
 
 def _augmentation(config: TrainConfig, facts: Facts) -> Rules:
-    given, many = config.augmentation, facts.images >= FEW
+    given, many = config.augmentation, facts.images >= FEW_IMAGES
     yield from _crops(given, facts)
-    changed, same = f"off: {LETTERS}, which a mirror changes", "a mirrored image usually shows the same class"
+    changed, same = f"off: {LETTERS}, which flips change", "a flipped image usually shows the same class"
     yield "flip", not facts.may_be_text, changed if facts.may_be_text else same
-    strong, enough = many and not facts.tiny and not facts.may_be_text, _many(facts, FEW)
-    yield "randaugment", 2 if strong else 0, enough if strong else _off(facts, "which it distorts")
+    strong, enough = many and not facts.tiny and not facts.may_be_text, _count_reason(facts, FEW_IMAGES)
+    yield "randaugment", 2 if strong else 0, enough if strong else _off_reason(facts, "which it distorts")
     varied = strong if given.randaugment is None else given.randaugment > 0
     yield "magnitude", 5.0 if varied else 0.0, "half of the maximum of 10" if varied else "RandAugment is off"
     yield "three_augment", False, "off: RandAugment is used instead" if varied else "off by default"
     yield from _jitter(facts, strong, varied)
     yield "erase", 0.0, "off by default"
     mixed = many and not facts.tiny and not facts.multi_label
-    yield "mixup", 0.2 if mixed else 0.0, enough if mixed else _off(facts, mixes=True)
+    yield "mixup", 0.2 if mixed else 0.0, enough if mixed else _off_reason(facts, mixes=True)
     cut = mixed and strong
-    yield "cutmix", 1.0 if cut else 0.0, enough if cut else _off(facts, "which it cuts apart", mixes=True)
+    yield "cutmix", 1.0 if cut else 0.0, enough if cut else _off_reason(facts, "which it cuts apart", mixes=True)
 
 
 def _crops(given: Augmentation, facts: Facts) -> Rules:
-    crop = 1.0 if facts.may_be_text else 0.4 if facts.images >= FEW else 0.5
+    crop = 1.0 if facts.may_be_text else 0.4 if facts.images >= FEW_IMAGES else 0.5
     cuts = f"off: {LETTERS}, which crops cut off" if facts.may_be_text else "objects vary in size and position"
     yield "crop", crop, cuts
     cropped = (crop if given.crop is None else given.crop) < 1
@@ -335,28 +336,31 @@ def _crops(given: Augmentation, facts: Facts) -> Rules:
 
 
 def _jitter(facts: Facts, strong: bool, varied: bool) -> Rules:
-    """`varied`: by RandAugment."""
+    """`strong`: the default for many images. `varied`: whether RandAugment is on."""
     if facts.channels == 1:
         yield "jitter", 0.0, "off: the images are grey"
     elif strong:
-        yield "jitter", 0.0, "off: RandAugment changes colours" if varied else f"off by default: {_many(facts, FEW)}"
+        default = f"off by default: {_count_reason(facts, FEW_IMAGES)}"
+        yield "jitter", 0.0, "off: RandAugment changes colours" if varied else default
     else:
         yield "jitter", 0.2, "light and colours vary between images"
 
 
-def _off(facts: Facts, letters: str = "", mixes: bool = False) -> str:
-    """Why an augmentation is off. `letters`: what it does to them, if anything. `mixes`: whether it mixes labels."""
+def _off_reason(facts: Facts, letters: str = "", mixes: bool = False) -> str:
+    """Why an augmentation is off. `letters`: its effect on letters, if any. `mixes`: whether it mixes labels."""
     if mixes and facts.multi_label:
         return "off: not used with several labels"
     if letters and facts.may_be_text:
         return f"off: {LETTERS}, {letters}"
-    return f"off: the images are very small ({facts.side} px)" if facts.tiny else f"off: {_many(facts, FEW)}"
+    if facts.tiny:
+        return f"off: the images are very small ({facts.side} px)"
+    return f"off: {_count_reason(facts, FEW_IMAGES)}"
 
 
 def _optimiser(config: TrainConfig, facts: Facts) -> Rules:
     yield "optimiser", "adamw", "works well without tuning"
     kind, batch = config.optimiser.optimiser or "adamw", config.schedule.batch_size or 128
-    lr = _rate(config, facts, kind)
+    lr = _learning_rate(config, facts, kind)
     lr = lr if batch <= 512 else lr * (batch / 512) ** 0.5
     if not config.finetuning.lr_candidates:
         task = "training from scratch" if facts.start is None else "fine-tuning"
@@ -366,11 +370,11 @@ def _optimiser(config: TrainConfig, facts: Facts) -> Rules:
     yield "ema", decay, f"averages the weights of about the last {steps} steps"
 
 
-def _rate(config: TrainConfig, facts: Facts, kind: str) -> float:
-    """The learning rate for batches of up to 512."""
+def _learning_rate(config: TrainConfig, facts: Facts, kind: str) -> float:
+    """Learning rate for batches of up to 512 images."""
     if facts.start is not None:
         wide = isinstance(facts.start.model, BiTConfig) or facts.start.model.width > 384
-        if config.optimiser.layer_decay < 1 and kind != "sgd":  # it is the head's, and far less for the first layers
+        if config.optimiser.layer_decay < 1 and kind != "sgd":  # the rate of the head; lower layers have less
             return 3e-4 if wide else 1e-3
         return 0.01 if kind == "sgd" else 1e-4 if wide else 3e-4
     small = (config.architecture.width or 192) <= 128 and not _is_bit(config, facts)
@@ -378,25 +382,25 @@ def _rate(config: TrainConfig, facts: Facts, kind: str) -> float:
 
 
 def make_model_config(config: TrainConfig, facts: Facts) -> ViTConfig | BiTConfig:
-    """The config of the model that this run trains."""
+    """Return the config of the model that is trained."""
     if facts.start is not None:
         return initial_weights.finetuned_config(facts.start, config.architecture)
-    own = {name: value for name, value in vars(config.architecture).items() if name not in NOT_OF_MODELS}
+    own = {name: value for name, value in vars(config.architecture).items() if name not in NOT_MODEL_FIELDS}
     given = {name: value for name, value in own.items() if value is not None}
     name = config.architecture.model or ""
     return zoo.config(name, num_classes=facts.classes, channels=facts.channels, **given)
 
 
 def evaluation_preprocessing(config: TrainConfig, facts: Facts) -> Preprocessing:
-    """What the trained model is to be shown: the whole image if training squashed it, or else its middle."""
+    """Return the preprocessing of the trained model: the whole image if training does not crop, else its centre."""
     size, crop = config.architecture.image_size, config.augmentation.crop
     assert size is not None
     assert crop is not None
-    shown = default_preprocessing(size, facts.channels)
-    if facts.start is not None:  # pixels are on the scale that its weights know
-        shown = replace(shown, mean=facts.start.preprocessing.mean, std=facts.start.preprocessing.std)
-    height, width = _pair(size)
-    squashed = crop == 1 or config.finetuning.rules == "paper"  # as the official code shows images
-    if squashed or height != width:  # the short side alone would leave a rectangle with black edges
-        return shown
-    return replace(shown, resize=round(height / 0.875) if height >= 128 else height)
+    result = default_preprocessing(size, facts.channels)
+    if facts.start is not None:  # keep the pixel normalisation of the weights
+        result = replace(result, mean=facts.start.preprocessing.mean, std=facts.start.preprocessing.std)
+    height, width = pair(size)
+    whole = crop == 1 or config.finetuning.rules == "paper"  # the official code does not crop in evaluation
+    if whole or height != width:  # resizing the short side would not cover a rectangle
+        return result
+    return replace(result, resize=round(height / 0.875) if height >= 128 else height)

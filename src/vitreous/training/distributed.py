@@ -1,6 +1,6 @@
-"""The processes that train one model together: who this one is, and the one place where numbers are brought together.
+"""The processes that train one model together, and all communication between them.
 
-Today there is one process unless torch.distributed was initialised before. Nothing else in training asks about ranks.
+There is one process, unless torch.distributed was initialised before. No other module of training uses ranks.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class World:
+    """This process among all processes of a run."""
+
     rank: int = 0
     size: int = 1
 
@@ -23,41 +25,40 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """The one that writes files and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def all_reduce(self, tensors: list[Tensor]) -> None:
-        """Each becomes its sum over all processes, in place."""
+        """Replace each tensor by its sum over all processes, in place."""
         if self.size > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
     def all_gather(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Each becomes the rows of all processes, which may have different numbers of them."""
+        """Concatenate the rows of each tensor over all processes, which may have different numbers of rows."""
         if self.size == 1:
             return tensors
-        joined = []
+        gathered = []
         for tensor in tensors:
             rows = torch.zeros(self.size, dtype=torch.int64, device=tensor.device)
             rows[self.rank] = len(tensor)
             dist.all_reduce(rows)
-            most = int(rows.max())
-            padded = tensor.new_zeros((most, *tensor.shape[1:]))
+            padded = tensor.new_zeros((int(rows.max()), *tensor.shape[1:]))
             padded[: len(tensor)] = tensor
             parts = [torch.empty_like(padded) for _ in range(self.size)]
             dist.all_gather(parts, padded)
-            joined.append(torch.cat([part[:count] for part, count in zip(parts, rows.tolist(), strict=True)]))
-        return joined
+            gathered.append(torch.cat([part[:count] for part, count in zip(parts, rows.tolist(), strict=True)]))
+        return gathered
 
     def barrier(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         if self.size > 1:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so: all stop at one step, or none."""
+        """Whether the flag is true in any process, so that all processes stop or save at the same step."""
         if self.size == 1:
             return flag
-        vote = torch.tensor(float(flag), device="cuda" if dist.get_backend() == "nccl" else "cpu")
-        dist.all_reduce(vote)
-        return bool(vote > 0)
+        votes = torch.tensor(float(flag), device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.all_reduce(votes)
+        return bool(votes > 0)

@@ -1,10 +1,11 @@
-"""`vitreous.finetune`: training that begins with weights, by one of the recipes for that."""
+"""`vitreous.finetune`: train from pretrained weights, with one of the fine-tuning recipes."""
 
 import os
 from typing import Any
 
+from vitreous.training.outcome import Outcome
 from vitreous.training.recipes import finetuning_recipe
-from vitreous.training.train import Outcome, train
+from vitreous.training.train import train
 
 
 def finetune(
@@ -16,8 +17,9 @@ def finetune(
     overwrite: bool = False,
     **fields: Any,
 ) -> Outcome:
-    """Adapt weights to images: `finetune("photos", "vitreous-mini", "lora", image_size=224)`.
+    """Fine-tune pretrained weights on images: `finetune("photos", "vitreous-mini", "lora", image_size=224)`.
 
-    `recipe` is paper, fast, linear or lora; `fields`, those of TrainConfig, change it. `overwrite`: as of `train`.
+    `start`: a checkpoint, a run directory, vitreous-mini or hf://owner/name. `recipe`: paper, fast, linear or lora.
+    `fields`, those of TrainConfig, override the recipe. `quiet` and `overwrite` are as in `train`.
     """
     return train(data, finetuning_recipe(recipe), quiet=quiet, overwrite=overwrite, start=start, **fields)

@@ -1,4 +1,4 @@
-"""The data of a run, looked at once and ready to be loaded: checked, and held on the device if it fits."""
+"""The data loaders of a run. All images are read once before training: to find unreadable ones, and to cache them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ from vitreous.training.plan import Plan
 from vitreous.utils.memory import free_memory
 from vitreous.utils.progress import ProgressReporter
 
-SHARE = 0.3  # of the free memory that images may take
+CACHE_FRACTION = 0.3  # of the free memory, at most, for cached images
+MEAN_ASPECT = 1.4  # of photographs, to estimate the size of the cache
 
 
 @dataclass(frozen=True)
 class RunLoaders:
+    """The loaders of a run, and what reading all images has shown."""
+
     train: TrainLoader
     val: EvalLoader | None
     test: EvalLoader | None
-    bad: tuple[str, ...]  # a line for each image that cannot be read
-    digests: dict[str, Tensor]  # of the images of each split, by content
+    unreadable: tuple[str, ...]  # one line per image: split, tab, error
+    digests: dict[str, Tensor]  # of the content of each image, by split
 
     @property
     def cached(self) -> bool:
@@ -46,86 +49,95 @@ class RunLoaders:
 
 
 def build_loaders(data: DataSet, plan: Plan, world: World, reporter: ProgressReporter) -> RunLoaders:
-    """Read every image once. Too many bad ones stop the run here."""
+    """Read all images and return the loaders. Too many unreadable images are an error."""
     channels, size, workers = plan.model.channels, plan.size, count_workers(plan, data)
     options = plan.config.augmentation
-    prepare = EvalTransform(plan.preprocessing)
-    whole = EvalTransform(default_preprocessing(size, channels)) if options.crop == 1 else None
+    transform = EvalTransform(plan.preprocessing)
+    uncropped = EvalTransform(default_preprocessing(size, channels)) if options.crop == 1 else None
     total = sum(len(source) for source in data.splits.values())
-    with reporter.bar("reading images", total) as tell:
-        surveys = {
-            "train": _look(data.train, whole or ResizeForCache(size, channels), plan, workers, tell),
+    with reporter.bar("reading images", total) as advance:
+        scans = {
+            "train": _scan_split(data.train, uncropped or ResizeForCache(size, channels), plan, workers, advance),
         }
         for name in ("val", "test"):
-            if (source := data.splits.get(name)) is not None:
-                surveys[name] = _look(source, prepare, plan, workers, tell, hold=name == "val")
-    bad = tuple(f"{name}\t{reason}" for name, found in surveys.items() for _, reason in sorted(found.bad.items()))
-    _refuse(bad, total, plan.config.reading.max_bad, data, surveys)
-    stream = TrainingSampler(
+            if (source := data.splits.get(name)) is not None:  # test images are used only once
+                scans[name] = _scan_split(source, transform, plan, workers, advance, may_cache=name == "val")
+    unreadable = tuple(f"{name}\t{reason}" for name, scan in scans.items() for _, reason in sorted(scan.bad.items()))
+    _check_unreadable(unreadable, total, plan.config.reading.max_bad, data, scans)
+    sampler = TrainingSampler(
         len(data.train), plan.config.run.seed, data.train.labels if plan.config.reading.balanced else None
     )
     common = {"device": plan.device, "rank": world.rank, "ranks": world.size, "workers": workers}
     train = TrainLoader(
         data.train,
-        stream,
-        surveys["train"],
+        sampler,
+        scans["train"],
         RandomResizedCrop(size, channels, options),
         plan.batch_size,
         plan.config.run.seed,
         **common,  # type: ignore[arg-type]
     )
     loaders = {
-        name: EvalLoader(source, surveys[name], prepare, min(plan.micro_batch, 512), **common)  # type: ignore[arg-type]
+        name: EvalLoader(source, scans[name], transform, min(plan.micro_batch, 512), **common)  # type: ignore[arg-type]
         for name, source in data.splits.items()
         if name != "train"
     }
-    found = {name: one.digests for name, one in surveys.items() if one.digests is not None}
-    return RunLoaders(train, loaders.get("val"), loaders.get("test"), bad, found)
+    digests = {name: scan.digests for name, scan in scans.items() if scan.digests is not None}
+    return RunLoaders(train, loaders.get("val"), loaders.get("test"), unreadable, digests)
 
 
 def count_workers(plan: Plan, data: DataSet) -> int:
+    """Return the number of decoding processes: `workers`, or 0 for arrays, or one per CPU core up to 16."""
     given = plan.config.reading.workers
     if given is not None:
         return given
     return 0 if data.train.array is not None else min(16, os.cpu_count() or 1)
 
 
-def _look(
-    source: Source, read: ImageTransform, plan: Plan, workers: int, tick: Callable[[int], None], hold: bool = True
+def _scan_split(
+    source: Source,
+    transform: ImageTransform,
+    plan: Plan,
+    workers: int,
+    advance: Callable[[int], None],
+    may_cache: bool = True,
 ) -> ScanResult:
+    """Read all images of a split; cache them on the device if that is requested or they fit."""
     array, channels = source.array, plan.model.channels
-    exact = isinstance(read, EvalTransform)
-    hold = hold and _fits(source, read, plan)
+    cache = may_cache and _should_cache(source, transform, plan)
     if array is not None:
         height, width = array.shape[1:3]
-        if not hold:
-            return ScanResult({}, None, image_digests(source, tick))
-        near = height <= CACHE_SCALE * plan.size[0] and width <= CACHE_SCALE * plan.size[1]
-        fitting = (height, width) == plan.size if exact else near
-        if fitting:
-            return ScanResult({}, CachedImages.from_array(array, channels, plan.device), image_digests(source, tick))
-    return scan_images(source, read if hold else DecodeCheck(), channels, workers, plan.device, tick)
+        if not cache:
+            return ScanResult({}, None, image_digests(source, advance))
+        if isinstance(transform, EvalTransform):
+            needs_no_resize = (height, width) == plan.size
+        else:
+            needs_no_resize = height <= CACHE_SCALE * plan.size[0] and width <= CACHE_SCALE * plan.size[1]
+        if needs_no_resize:
+            cached = CachedImages.from_array(array, channels, plan.device)
+            return ScanResult({}, cached, image_digests(source, advance))
+    return scan_images(source, transform if cache else DecodeCheck(), channels, workers, plan.device, advance)
 
 
-def _fits(source: Source, read: ImageTransform, plan: Plan) -> bool:
-    wish = plan.config.reading.cache
-    if wish != "auto":
-        return wish == "always"
+def _should_cache(source: Source, transform: ImageTransform, plan: Plan) -> bool:
+    requested = plan.config.reading.cache
+    if requested != "auto":
+        return requested == "always"
     pixels = plan.size[0] * plan.size[1] * plan.model.channels
-    each = (
-        pixels if isinstance(read, EvalTransform) else pixels * CACHE_SCALE**2 * 1.4
-    )  # photographs are longer than wide
-    return len(source) * each < SHARE * free_memory(plan.device)
+    image_bytes = pixels if isinstance(transform, EvalTransform) else pixels * CACHE_SCALE**2 * MEAN_ASPECT
+    return len(source) * image_bytes < CACHE_FRACTION * free_memory(plan.device)
 
 
-def _refuse(bad: tuple[str, ...], total: int, max_bad: float, data: DataSet, surveys: dict[str, ScanResult]) -> None:
-    for name, found in surveys.items():
-        if len(found.bad) == len(data.splits[name]):
-            raise VitreousError(f"{data.name}: no image of {name} can be read: {bad[0].split(chr(9), 1)[1]}")
-    if len(bad) > max_bad * total:
-        shown = "; ".join(line.split("\t", 1)[1] for line in bad[:3])
-        more = f" and {len(bad) - 3:,} more" if len(bad) > 3 else ""
+def _check_unreadable(
+    unreadable: tuple[str, ...], total: int, max_bad: float, data: DataSet, scans: dict[str, ScanResult]
+) -> None:
+    for name, scan in scans.items():
+        if len(scan.bad) == len(data.splits[name]):
+            raise VitreousError(f"{data.name}: no image of {name} can be read: {unreadable[0].split(chr(9), 1)[1]}")
+    if len(unreadable) > max_bad * total:
+        first = "; ".join(line.split("\t", 1)[1] for line in unreadable[:3])
+        more = f" and {len(unreadable) - 3:,} more" if len(unreadable) > 3 else ""
         raise VitreousError(
-            f"{data.name}: {len(bad):,} of {total:,} images cannot be read, more than max_bad = {max_bad:g} allows:"
-            f" {shown}{more} (`vitreous data` names all)"
+            f"{data.name}: {len(unreadable):,} of {total:,} images cannot be read, more than max_bad = {max_bad:g}"
+            f" allows: {first}{more} (`vitreous data` lists all)"
         )

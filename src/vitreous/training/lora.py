@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA): each matrix of a ViT's blocks stays as it was, and a product of two thin ones is added.
+"""Low-rank adapters (LoRA): each weight matrix of a ViT's blocks is frozen, and a product of two thin ones is added.
 
-    y = W x + b + alpha / rank  B A x        A: (rank, in), drawn;  B: (out, rank), zero at the start
+    y = W x + b + alpha / rank  B A x        A: (rank, in), random;  B: (out, rank), zero at the start
 
-Adapters are put into a model from outside. It keeps the names of its own parameters, with `.lora_a` and `.lora_b`
-beside each adapted `.weight`; within `merged` it is the plain model again, which is how it is written to files.
+`add_adapters_` changes a model from outside. Its parameters keep their names, with `.lora_a` and `.lora_b` next to each
+adapted `.weight`. Inside `merged_adapters` it is a plain model again; this is how it is saved.
 """
 
 import math
@@ -18,11 +18,11 @@ from vitreous.errors import VitreousError
 from vitreous.models import BiT, VisionTransformer
 from vitreous.training.config import Finetuning
 
-ADAPTED = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # of every block
+ADAPTED = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # in every block
 
 
 class LoraLinear(nn.Module):
-    """A linear layer and what is added to it."""
+    """A frozen linear layer with a low-rank adapter."""
 
     def __init__(self, plain: nn.Linear, rank: int, alpha: float):
         super().__init__()
@@ -36,8 +36,8 @@ class LoraLinear(nn.Module):
         return F.linear(x, self.weight, self.bias) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
 
     @torch.no_grad()
-    def merged(self) -> nn.Linear:
-        """One matrix that does the same, to rounding."""
+    def merge(self) -> nn.Linear:
+        """Return one linear layer that computes the same, up to rounding."""
         out_features, in_features = self.weight.shape
         plain = nn.Linear(in_features, out_features, bias=self.bias is not None, device="meta")
         plain.weight = nn.Parameter(self.weight + self.scale * self.lora_b @ self.lora_a)
@@ -46,16 +46,16 @@ class LoraLinear(nn.Module):
 
 
 def add_adapters_(model: VisionTransformer | BiT, options: Finetuning) -> None:
-    """Put adapters into a model, and train nothing but them and the head. Rank 0: leave it as it is."""
+    """Add adapters to a model and freeze everything except them and the head. With rank 0 the model is unchanged."""
     rank, alpha = options.lora, options.lora_alpha
     if rank == 0:
         if alpha is not None:
-            raise VitreousError(f"lora_alpha = {alpha:g}: is that of adapters, and lora = 0 asks for none")
+            raise VitreousError(f"lora_alpha = {alpha:g}: has no effect, since lora = 0 (there are no adapters)")
         return
     if isinstance(model, BiT):
         raise VitreousError(
-            f"lora = {rank}: adapters are for the matrices of a ViT's blocks, and a BiT has none; all of it can be"
-            " trained (recipes paper and fast), or the head alone (linear)"
+            f"lora = {rank}: adapters are for the blocks of a ViT, and a BiT has none; train all of it (recipes paper"
+            " and fast) or only the head (linear)"
         )
     largest = model.config.width
     if not 1 <= rank < largest:
@@ -65,16 +65,16 @@ def add_adapters_(model: VisionTransformer | BiT, options: Finetuning) -> None:
         raise VitreousError(f"lora_alpha = {alpha:g}: expected a positive number")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("head."))
-    for name in _names(model):
+    for name in _adapted_layers(model):
         model.set_submodule(name, LoraLinear(_linear(model, name), rank, alpha))
 
 
 @contextmanager
-def merged(model: nn.Module) -> Iterator[None]:
-    """The plain model, each matrix with what its adapters add; as it was, to the bit, when the block is left."""
+def merged_adapters(model: nn.Module) -> Iterator[None]:
+    """Replace each adapted layer by its merged linear layer. On exit the model is restored, bit for bit."""
     adapted = {name: part for name, part in model.named_modules() if isinstance(part, LoraLinear)}
     for name, part in adapted.items():
-        model.set_submodule(name, part.merged())
+        model.set_submodule(name, part.merge())
     try:
         yield
     finally:
@@ -82,11 +82,11 @@ def merged(model: nn.Module) -> Iterator[None]:
             model.set_submodule(name, part)
 
 
-def _names(model: VisionTransformer) -> list[str]:
+def _adapted_layers(model: VisionTransformer) -> list[str]:
     return [f"blocks.{number}.{part}" for number in range(len(model.blocks)) for part in ADAPTED]
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:
-    found = model.get_submodule(name)
-    assert isinstance(found, nn.Linear)
-    return found
+    layer = model.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    return layer

@@ -1,4 +1,4 @@
-"""Where else the numbers of a run go, by flag: TensorBoard, Weights & Biases."""
+"""Optional loggers of the metrics of a run: TensorBoard and Weights & Biases."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,13 +14,15 @@ class MetricLogger(Protocol):
 
 
 def check_installed(tensorboard: bool, wandb: str | None) -> None:
-    """That what is asked for is installed."""
+    """Raise an error if the package of a requested logger is missing."""
     for name, wanted in (("tensorboard", tensorboard), ("wandb", wandb is not None)):
         if wanted and find_spec(name) is None:
             raise VitreousError(f'--{name} needs its package: pip install "vitreous[log]"')
 
 
 class TensorBoardLogger:
+    """Event files in the run directory."""
+
     def __init__(self, folder: Path, step: int):
         from torch.utils.tensorboard import SummaryWriter
 
@@ -35,7 +37,7 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """One run there for one run here: its name is the folder's, so that a resumed run goes on in it."""
+    """A Weights & Biases run with the name of the run directory; a resumed run continues it."""
 
     def __init__(self, project: str, folder: Path, config: dict[str, Any]):
         import wandb
@@ -45,7 +47,7 @@ class WandbLogger:
             self.run: Any = wandb.init(
                 project=project, name=name, id=name, dir=str(folder), config=config, resume="allow"
             )
-        except Exception as error:  # whatever its network or its settings lead it to
+        except Exception as error:  # wandb raises many types: network, login, settings
             raise VitreousError(f"--wandb {project}: {error}") from error
 
     def write(self, step: int, values: dict[str, float]) -> None:

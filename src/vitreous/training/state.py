@@ -1,8 +1,8 @@
-"""The whole state of a run on disk: written whole or not at all, the last two whole ones kept, a damaged one skipped.
+"""The saved state of a run: written atomically, the last two are kept, and a damaged one is skipped.
 
-A state is a folder with `tensors.safetensors` (parameters, moments, EMA, random state), `progress.json`, and copies of
-the run's weight files as they were then. `sums.json` is written last and holds a digest of every file: a state without
-it was cut off while it was written. Nothing in a state is a pickle, so that opening one runs no code.
+A state is a folder with `tensors.safetensors` (parameters, optimiser state, EMA, random state), `progress.json`, and
+copies of the run's weight files at that step. `sums.json` is written last and contains a digest of every file: a state
+without it is incomplete. No file is a pickle, so that reading a state runs no code.
 """
 
 import json
@@ -27,119 +27,119 @@ from vitreous.weights.safetensors_file import SafetensorsFile
 KEPT = 2
 TENSORS, PROGRESS, SUMS = "tensors.safetensors", "progress.json", "sums.json"
 PICKLED = ".metadata"  # of torch.distributed.checkpoint, in states of version 0.1.0
-Tree = dict[str, Any]  # of tensors, by name, in any number of levels
+Tree = dict[str, Any]  # tensors by name, nested
 
-_known: set[tuple[Path, int]] = set()  # states that this process wrote or checked, by path and inode
+_verified: set[tuple[Path, int]] = set()  # states that this process wrote or checked, by path and inode
 
 
 def save_state(
     folder: Path, step: int, tensors: Tree, progress: dict[str, Any], weights: Mapping[Path, str] | None = None
 ) -> Path:
-    """Write the state of a step. `weights`: files of the run that belong to it, with the digest each should have.
+    """Write the state of a step. `weights`: weight files of the run that belong to it, with their expected digests.
 
-    An error of the disk leaves the older states as they were: the new one gets its name before any of them goes.
+    An error leaves the older states unchanged: they are removed after the new state has its final name.
     """
-    target = _free_name(folder, step)
-    fresh = folder / f".{target.name}.{os.getpid()}.tmp"
+    target = _unused_name(folder, step)
+    new = folder / f".{target.name}.{os.getpid()}.tmp"
     try:
         folder.mkdir(exist_ok=True)
-        _sweep(folder)
-        fresh.mkdir()
-        write_tensors(fresh / TENSORS, dict(_flat(tensors)))
-        with atomic_file(fresh / PROGRESS) as temporary:
+        _remove_partial_states(folder)
+        new.mkdir()
+        write_tensors(new / TENSORS, dict(_flatten(tensors)))
+        with atomic_file(new / PROGRESS) as temporary:
             dump_json(temporary, progress)
         for file, expected in (weights or {}).items():
-            _take(file, expected, folder, fresh / file.name)
-        sums = {file.name: file_digest(file) for file in sorted(fresh.iterdir())}
-        with atomic_file(fresh / SUMS) as temporary:
+            _copy_weight_file(file, expected, folder, new / file.name)
+        sums = {file.name: file_digest(file) for file in sorted(new.iterdir())}
+        with atomic_file(new / SUMS) as temporary:
             dump_json(temporary, sums)
-        for file in fresh.iterdir():
+        for file in new.iterdir():
             _flush(file)
-        _flush(fresh)
-        fresh.rename(target)
+        _flush(new)
+        new.rename(target)
         _flush(folder)
     except (OSError, VitreousError) as error:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
         raise VitreousError(
-            f"the state of step {step} cannot be saved in {folder} ({_reason(error)}); older states are untouched: when"
-            f" the disk is ready, go on with `vitreous train --resume {folder.parent}`"
+            f"the state of step {step} cannot be saved in {folder} ({_reason(error)}); older states are unchanged: when"
+            f" the disk is writable again, continue with `vitreous train --resume {folder.parent}`"
         ) from error
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
         raise
-    _known.add(_identity(target))
-    _drop_old(folder, target)
+    _verified.add(_identity(target))
+    _remove_old_states(folder, target)
     return target
 
 
 def list_states(folder: Path) -> list[Path]:
-    """All that are there, whole or not, the newest first."""
-    found = {path: _order(path) for path in folder.glob("step-*") if path.is_dir()}
-    return sorted((path for path, order in found.items() if order), key=lambda path: found[path] or (), reverse=True)
+    """Return all states, complete or not, newest first."""
+    orders = {path: _order(path) for path in folder.glob("step-*") if path.is_dir()}
+    return sorted((path for path, order in orders.items() if order), key=lambda path: orders[path] or (), reverse=True)
 
 
 def newest_state(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The newest state that is whole, and its progress."""
+    """Return the newest undamaged state and its progress."""
     skipped: list[str] = []
     for path in list_states(folder):
         if (path / PICKLED).exists():
             raise VitreousError(
                 f"{path} was saved by Vitreous 0.1.0, as a pickle, which this version does not open: finish the run"
-                " with 0.1.0, or begin a new one (--from its best.safetensors)"
+                " with 0.1.0, or start a new one (--from its best.safetensors)"
             )
-        if (damage := _damage(path)) is None:
+        if (damage := _find_damage(path)) is None:
             if skipped:
-                warnings.warn(f"skipped {'; '.join(skipped)}; going on from {path.name}", VitreousWarning, 2)
+                warnings.warn(f"skipped {'; '.join(skipped)}; continuing from {path.name}", VitreousWarning, 2)
             return path, read_json(path / PROGRESS)
         skipped.append(f"{path.name} ({damage})")
     if skipped:
-        raise VitreousError(f"{folder.parent}: no state is whole: {'; '.join(skipped)}")
-    raise VitreousError(f"{folder.parent}: nothing was saved yet, so there is nothing to resume; start it again")
+        raise VitreousError(f"{folder.parent}: all saved states are damaged: {'; '.join(skipped)}")
+    raise VitreousError(f"{folder.parent}: no state was saved yet, so it cannot be resumed; start the run again")
 
 
 def load_state(path: Path, tensors: Tree) -> None:
-    """Fill the tree, whose tensors have their shapes already, from a state that `newest` found."""
+    """Copy the tensors of a state into the given ones, which must have the same names, shapes and types."""
     try:
-        found = SafetensorsFile(path / TENSORS)
-        wanted = dict(_flat(tensors))
-        if missing := sorted(set(wanted) ^ set(found)):
-            raise VitreousError(f"{missing[0]} is not in both")
+        stored = SafetensorsFile(path / TENSORS)
+        wanted = dict(_flatten(tensors))
+        if unmatched := sorted(set(wanted) ^ set(stored)):
+            raise VitreousError(f"{unmatched[0]} is only in one of them")
         for name, tensor in wanted.items():
-            stored = found[name]
-            if stored.shape != tensor.shape or stored.dtype != tensor.dtype:
-                raise VitreousError(f"{name} is {tuple(stored.shape)} {stored.dtype} there")
+            value = stored[name]
+            if value.shape != tensor.shape or value.dtype != tensor.dtype:
+                raise VitreousError(f"{name} is {tuple(value.shape)} {value.dtype} there")
         for name, tensor in wanted.items():
-            tensor.detach().copy_(found[name])
+            tensor.detach().copy_(stored[name])
     except (OSError, VitreousError) as error:
         raise VitreousError(f"{path}: does not fit this run ({_reason(error)})") from error
 
 
 def restore_weight_files(path: Path, run: Path, names: Mapping[str, str]) -> None:
-    """Put the weight files of a state back into the run directory. What is there now may be of steps that are lost."""
+    """Copy the weight files of a state to the run directory. The files there may be of later steps."""
     for name in names:
         with atomic_file(run / name) as temporary:
             shutil.copyfile(path / name, temporary)
 
 
 def file_digest(path: Path) -> str:
-    found = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     with open_regular(path) as file:
         while block := file.read(1 << 22):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
-def _flat(tree: Tree, above: str = "") -> Iterator[tuple[str, Tensor]]:
+def _flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{above}{name}/")
+            yield from _flatten(value, f"{prefix}{name}/")
         else:
-            assert isinstance(value, Tensor), f"{above}{name} is a {type(value).__name__}, not a tensor"
-            yield f"{above}{name}", value
+            assert isinstance(value, Tensor), f"{prefix}{name} is a {type(value).__name__}, not a tensor"
+            yield f"{prefix}{name}", value
 
 
-def _free_name(folder: Path, step: int) -> Path:
-    """A step may be saved again: the older state of it stays until the new one has its name."""
+def _unused_name(folder: Path, step: int) -> Path:
+    """The name of a new state. If the step was saved before, a suffix keeps both until the new state is complete."""
     name, number = f"step-{step:09d}", 1
     while (folder / name).exists():
         name, number = f"step-{step:09d}-{number}", number + 1
@@ -147,19 +147,19 @@ def _free_name(folder: Path, step: int) -> Path:
 
 
 def _order(path: Path) -> tuple[int, int] | None:
+    """Step and suffix of a state, or None for another folder."""
     match = re.fullmatch(r"step-(\d+)(?:-(\d+))?", path.name)
     return None if match is None else (int(match[1]), int(match[2] or 0))
 
 
-def _take(file: Path, expected: str, folder: Path, target: Path) -> None:
-    """Copy a weight file into a state, or link the copy of an older state. One that was damaged since it was written is
-    not taken."""
+def _copy_weight_file(file: Path, expected: str, folder: Path, target: Path) -> None:
+    """Copy a weight file into a state, or link the copy of an older state. Raise an error if the file was changed."""
     for older in list_states(folder):
         copy = older / file.name
         if copy.is_file() and file_digest(copy) == expected:
             try:
                 os.link(copy, target)
-            except OSError:  # a file system without links
+            except OSError:  # the file system has no hard links
                 shutil.copyfile(copy, target)
             return
     shutil.copyfile(file, target)
@@ -167,26 +167,26 @@ def _take(file: Path, expected: str, folder: Path, target: Path) -> None:
         raise VitreousError(f"{file} was changed after it was written")
 
 
-def _drop_old(folder: Path, fresh: Path) -> None:
-    """Keep the newest states that are whole; those that are not do not count, and go too."""
-    order, kept = _order(fresh), 1
+def _remove_old_states(folder: Path, new: Path) -> None:
+    """Keep the newest undamaged states, and remove all others."""
+    order, kept = _order(new), 1
     for old in list_states(folder):
-        if old == fresh:
+        if old == new:
             continue
         same_step = order is not None and (_order(old) or ())[:1] == order[:1]
-        if kept < KEPT and not same_step and _is_whole(old):
+        if kept < KEPT and not same_step and _is_undamaged(old):
             kept += 1
         else:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _is_whole(path: Path) -> bool:
-    """Checked once in a process: reading all of a state takes long."""
-    if _identity(path) in _known:
+def _is_undamaged(path: Path) -> bool:
+    """Checked once per process, since it reads the whole state."""
+    if _identity(path) in _verified:
         return True
-    if (path / PICKLED).exists() or _damage(path) is not None:
+    if (path / PICKLED).exists() or _find_damage(path) is not None:
         return False
-    _known.add(_identity(path))
+    _verified.add(_identity(path))
     return True
 
 
@@ -194,7 +194,8 @@ def _identity(path: Path) -> tuple[Path, int]:
     return path.resolve(), path.stat().st_ino
 
 
-def _damage(path: Path) -> str | None:
+def _find_damage(path: Path) -> str | None:
+    """Describe the first damage to a state. None: it is complete and unchanged."""
     try:
         sums = json.loads(read_text(path / SUMS))
         if not {PROGRESS, TENSORS} <= sums.keys():
@@ -205,16 +206,16 @@ def _damage(path: Path) -> str | None:
             if file_digest(path / name) != expected:
                 return f"{name} is damaged"
     except FileNotFoundError:
-        return "cut off while it was written"
+        return "incomplete"
     except (VitreousError, OSError, ValueError, AttributeError, RecursionError) as error:
         return f"cannot be read: {error}"
     return None
 
 
-def _sweep(folder: Path) -> None:
-    """What a killed process left half-written."""
-    for rest in folder.glob(".step-*.tmp"):
-        shutil.rmtree(rest, ignore_errors=True)
+def _remove_partial_states(folder: Path) -> None:
+    """Remove what a killed process was writing."""
+    for partial in folder.glob(".step-*.tmp"):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Optimisers, learning-rate schedules, losses, weight averages, and which parameters get which settings."""
+"""Optimisers, learning-rate schedules, losses, EMA, and parameters by name."""

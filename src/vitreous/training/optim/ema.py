@@ -1,4 +1,4 @@
-"""The running mean of the weights, evaluated beside the raw ones."""
+"""Exponential moving average (EMA) of the weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, summarize_names
 
 
 class Ema:
-    """A float32 copy of each trained parameter, which follows it slowly. Frozen ones are not copied."""
+    """A float32 moving average of each trained parameter. Frozen parameters are not copied."""
 
     def __init__(self, model: nn.Module, decay: float):
         if not 0 < decay < 1:
@@ -22,13 +22,14 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """After optimiser step number `step`, from 0. The decay is lower at first: short runs have to forget, too."""
+        """Call after optimiser step number `step`, from 0. The decay is lower in the first steps, so that the average
+        of a short run does not contain the initial weights."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.shadow.values()), [p.float() for p in self.parameters], 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model with the mean weights; with its own again, to the bit, when the block is left."""
+        """Replace the weights of the model by their average. On exit its weights are restored, bit for bit."""
         with torch.no_grad():
             own = [p.detach().clone() for p in self.parameters]
             torch._foreach_copy_(self.parameters, list(self.shadow.values()))
@@ -39,25 +40,26 @@ class Ema:
                 torch._foreach_copy_(self.parameters, own)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """By the names of the parameters. Not copied: later updates show in it."""
+        """The averages by parameter name. They are not copied: later updates change them."""
         return dict(self.shadow)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """What `state_dict` gave, to the bit; every name and shape has to be the same."""
+        """Copy the result of `state_dict`; names, shapes and types must be the same."""
         if state.keys() != self.shadow.keys():
             missing, unknown = sorted(self.shadow.keys() - state.keys()), sorted(state.keys() - self.shadow.keys())
-            raise VitreousError(f"ema: {_some(missing)} missing in the state, {_some(unknown)} not of this model")
+            raise VitreousError(
+                f"ema: {_some_names(missing)} missing in the state, {_some_names(unknown)} not in this model"
+            )
         for name, value in state.items():
-            mine = self.shadow[name]
-            if value.shape != mine.shape or value.dtype != mine.dtype:
+            own = self.shadow[name]
+            if value.shape != own.shape or value.dtype != own.dtype:
                 raise VitreousError(
-                    f"ema: {name} is {tuple(value.shape)} {value.dtype}, expected {tuple(mine.shape)} {mine.dtype}"
+                    f"ema: {name} is {tuple(value.shape)} {value.dtype}, expected {tuple(own.shape)} {own.dtype}"
                 )
         for name, value in state.items():
             self.shadow[name].copy_(value)
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more if names else "nothing"
+def _some_names(names: list[str]) -> str:
+    return summarize_names(names, 3) if names else "nothing"

@@ -1,7 +1,7 @@
-"""LAMB (You et al., 2019): Adam's update for each matrix, made as long as the matrix is before the learning rate.
+"""LAMB (You et al., 2019): Adam, with each update scaled by the norm of the matrix over that of the update.
 
-Weight decay is a part of the update that is measured. Norms, biases and the like, which have none, take Adam's step as
-it is; so does a matrix of zeros, which has no length.
+Weight decay is added to the update before its norm is computed. Norms, biases and other parameters without weight decay
+take Adam's step unscaled, and so do matrices of zeros.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ EPS = 1e-6
 
 
 class Lamb(torch.optim.Optimizer):
-    """A group's `scaled` says whether its updates are brought to the length of their parameters."""
+    """Group option `scaled`: whether updates are multiplied by the trust ratio."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Lamb(torch.optim.Optimizer):
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
             self.state[p] = {
-                "step": torch.zeros((), device="cpu"),  # read by the host, which then need not wait for a GPU
+                "step": torch.zeros((), device="cpu"),  # on the CPU, so that reading it does not wait for the GPU
                 "exp_avg": torch.zeros_like(p),
                 "exp_avg_sq": torch.zeros_like(p),
             }
@@ -43,7 +43,7 @@ class Lamb(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if parameters := [p for p in group["params"] if p.grad is not None]:
-                updates = self._adams(parameters, group["betas"])
+                updates = self._adam_updates(parameters, group["betas"])
                 if group["weight_decay"]:
                     torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
                 if group["scaled"]:
@@ -51,23 +51,23 @@ class Lamb(torch.optim.Optimizer):
                 torch._foreach_add_(parameters, updates, alpha=-group["lr"])
         return loss
 
-    def _adams(self, parameters: list[Tensor], betas: tuple[float, float]) -> list[Tensor]:
-        """The mean of the gradients over the root of that of their squares, both as if they had not begun at zero."""
+    def _adam_updates(self, parameters: list[Tensor], betas: tuple[float, float]) -> list[Tensor]:
+        """First moment over the square root of the second, both with bias correction."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         means, squares, steps = ([self.state[p][k] for p in parameters] for k in ("exp_avg", "exp_avg_sq", "step"))
         torch._foreach_add_(steps, 1.0)
         torch._foreach_lerp_(means, gradients, 1 - betas[0])
         torch._foreach_mul_(squares, betas[1])
         torch._foreach_addcmul_(squares, gradients, gradients, value=1 - betas[1])
-        shares = [[1 - beta ** step.item() for step in steps] for beta in betas]
+        corrections = [[1 - beta ** step.item() for step in steps] for beta in betas]
         roots = torch._foreach_sqrt(squares)
-        torch._foreach_div_(roots, [share**0.5 for share in shares[1]])
+        torch._foreach_div_(roots, [correction**0.5 for correction in corrections[1]])
         torch._foreach_add_(roots, EPS)
-        torch._foreach_mul_(roots, shares[0])
+        torch._foreach_mul_(roots, corrections[0])
         return list(torch._foreach_div(means, roots))
 
 
 def trust_ratios(parameters: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
-    """For each the length of the parameter over that of its update, on the device; 1 where either has none."""
-    lengths, strides = (torch.stack(torch._foreach_norm(tensors)) for tensors in (parameters, updates))
-    return list(torch.where((lengths > 0) & (strides > 0), lengths / strides, 1.0).unbind())
+    """For each parameter, its norm over that of its update, on the device; 1 where one of them is 0."""
+    weight_norms, update_norms = (torch.stack(torch._foreach_norm(tensors)) for tensors in (parameters, updates))
+    return list(torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0).unbind())

@@ -1,6 +1,6 @@
-"""Who changes the weights: AdamW, SGD, LAMB, or Muon with AdamW beside it; and with which learning rate for which.
+"""Optimisers: AdamW, SGD, LAMB, or Muon with AdamW for the parameters that are no matrices; and learning-rate groups.
 
-Weight decay is AdamW's everywhere but in LAMB: each step takes lr x decay of a weight away, apart from gradients and
+Weight decay is decoupled, except in LAMB: each step subtracts lr x decay of a weight, independent of gradient and
 momentum.
 """
 
@@ -28,31 +28,31 @@ from vitreous.training.optim.parameters import (
 __all__ = ["Lamb", "Muon", "Optimisers", "Sgd", "build_optimisers", "clip_gradients_", "layer_of"]
 
 KINDS = get_args(get_args(get_type_hints(config.Optimiser)["optimiser"])[0])
-READ_BY = {"momentum": ("sgd",), "betas": ("adamw", "muon", "lamb"), "muon_lr": ("muon",), "muon_momentum": ("muon",)}
+USED_BY = {"momentum": ("sgd",), "betas": ("adamw", "muon", "lamb"), "muon_lr": ("muon",), "muon_momentum": ("muon",)}
 
 
 class Sgd(torch.optim.SGD):
-    """torch's SGD with decoupled weight decay, under `decay` in its groups: torch's own adds it to the gradient."""
+    """torch's SGD with decoupled weight decay, the group option `decay`. torch's own is added to the gradient."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
-            moving = [p for p in group["params"] if p.grad is not None]
-            if moving and group["decay"]:
-                torch._foreach_mul_(moving, 1 - group["lr"] * group["decay"])
+            trained = [p for p in group["params"] if p.grad is not None]
+            if trained and group["decay"]:
+                torch._foreach_mul_(trained, 1 - group["lr"] * group["decay"])
         return super().step(closure)
 
 
 class Optimisers:
-    """One or two of torch's optimisers that go together. Each group keeps its highest learning rate as `initial_lr`."""
+    """One or two optimisers that step together. Each group stores its peak learning rate as `initial_lr`."""
 
     def __init__(self, optimisers: list[torch.optim.Optimizer], parameters: list[nn.Parameter], lr: float):
         self.optimisers = optimisers
-        self.parameters = parameters  # those that are trained, in the order of the model
+        self.parameters = parameters  # the trained ones, in the order of the model
         self._lr, self._factor = lr, 1.0
 
     def set_factor(self, factor: float) -> None:
-        """Every learning rate is so much of its highest."""
+        """Set every learning rate to this fraction of its peak."""
         self._factor = factor
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -68,31 +68,32 @@ class Optimisers:
 
     @property
     def learning_rate(self) -> float:
-        """That of AdamW, SGD or LAMB before multipliers, to show."""
+        """The learning rate of AdamW, SGD or LAMB before multipliers, for display."""
         return self._lr * self._factor
 
 
 def build_optimisers(
     model: VisionTransformer | BiT, options: config.Optimiser, fused: bool | None = None
 ) -> Optimisers:
-    """The optimisers of a model, which has the dtype and is on the device that it is trained with. `options.freeze` is
-    carried out here. `fused`: torch's fused kernels; None: on CUDA.
+    """Freeze parameters by `options.freeze`, and return the optimisers of the others.
+
+    The model must have its final dtype and device. `fused`: use torch's fused kernels; by default on CUDA.
     """
-    _check(options)
+    _check_optimiser(options)
     lr, decay = options.lr or 0.0, options.weight_decay or 0.0
     freeze_(model, options.freeze)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    matrices = _matrices(model, trained) if options.optimiser == "muon" else {}
+    matrices = _trained_matrices(model, trained) if options.optimiser == "muon" else {}
     factors = lr_factors(trained, options.lr_multipliers)
     last = last_layer(model)
 
-    # By learning rate, decay, parts (0: not Muon's), and whether decay is for them at all, be it 0.
+    # Key: peak learning rate, decay, parts for Muon (0: not Muon), whether decay applies (even if it is 0).
     groups: dict[tuple[float, float, int, bool], list[nn.Parameter]] = {}
     for name, p in trained.items():
         factor = factors[name] * options.layer_decay ** (last - layer_of(name, model))
-        highest = (options.muon_lr if name in matrices else lr) * factor
-        matrix = takes_weight_decay(name, p)
-        groups.setdefault((highest, decay if matrix else 0.0, matrices.get(name, 0), matrix), []).append(p)
+        peak = (options.muon_lr if name in matrices else lr) * factor
+        decays = takes_weight_decay(name, p)
+        groups.setdefault((peak, decay if decays else 0.0, matrices.get(name, 0), decays), []).append(p)
     muon = [
         {"params": ps, "lr": r, "initial_lr": r, "weight_decay": d, "parts": parts}
         for (r, d, parts, _), ps in groups.items()
@@ -114,8 +115,8 @@ def build_optimisers(
 
 
 def clip_gradients_(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Scale the gradients down to a norm of `max_norm` all together; None: leave them. Gives the norm that they had, as
-    a tensor on their device: nothing waits for it."""
+    """Scale all gradients so that their total norm is at most `max_norm`; None: no clipping. Returns the norm before,
+    as a tensor on the device, so that nothing waits for the GPU."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
     if max_norm is not None:
@@ -123,8 +124,8 @@ def clip_gradients_(parameters: Sequence[nn.Parameter], max_norm: float | None) 
     return norm
 
 
-# The states are made at once, not at the first step: torch.distributed.checkpoint would make them by a step of its own,
-# which AdamW counts, and a run that was saved before its first step would not be the run that was not.
+# The optimiser state is created here and not in the first step, so that it has the same tensors at any time: a state
+# that was saved before the first step can be restored like any other.
 
 
 def _adamw(groups: list[dict[str, Any]], options: config.Optimiser, fused: bool) -> torch.optim.Optimizer:
@@ -155,38 +156,42 @@ def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimiser.param_groups for p in group["params"]]
 
 
-def _matrices(model: VisionTransformer | BiT, trained: dict[str, nn.Parameter]) -> dict[str, int]:
-    found = {name: parts for name, parts in muon_matrices(model).items() if name in trained}
-    if not found:
+def _trained_matrices(model: VisionTransformer | BiT, trained: dict[str, nn.Parameter]) -> dict[str, int]:
+    matrices = {name: parts for name, parts in muon_matrices(model).items() if name in trained}
+    if not matrices:
         why = "a BiT has none" if isinstance(model, BiT) else "all of them are frozen"
-        raise VitreousError(f"optimiser = 'muon': it is for matrices of a ViT's blocks, and {why}; use adamw or sgd")
-    return found
+        raise VitreousError(
+            f"optimiser = 'muon': trains the weight matrices of a ViT's blocks, and {why}; use adamw or sgd"
+        )
+    return matrices
 
 
-def _check(options: config.Optimiser) -> None:
-    """Every number in its range, and none that the optimiser would not look at."""
+def _check_optimiser(options: config.Optimiser) -> None:
+    """Raise an error for a value out of range, and for an option that the optimiser does not use."""
     kind = options.optimiser
     if kind not in KINDS:
-        raise VitreousError(f"optimiser = {kind!r}: expected {_words(KINDS, 'or')}")
+        raise VitreousError(f"optimiser = {kind!r}: expected {_join(KINDS, 'or')}")
     for name in ("lr", "muon_lr", "layer_decay"):
         _require(options, name, lambda x: 0 < x < math.inf, "a positive number")
     _require(options, "layer_decay", lambda x: x <= 1, "at most 1, which is the same learning rate for all layers")
     _require(options, "weight_decay", lambda x: 0 <= x < math.inf, "0 or more")
     for name in ("momentum", "muon_momentum"):
         _require(options, name, lambda x: 0 <= x < 1, "at least 0 and below 1")
-    _require(options, "betas", lambda pair: len(pair) == 2 and all(0 <= x < 1 for x in pair), "two from 0 to below 1")
+    _require(
+        options, "betas", lambda pair: len(pair) == 2 and all(0 <= x < 1 for x in pair), "two numbers from 0 to below 1"
+    )
     _require(options, "clip", lambda x: x is None or x > 0, "a positive number, or None")
     defaults = config.Optimiser()
-    for name, readers in READ_BY.items():
-        if kind not in readers and (value := getattr(options, name)) != getattr(defaults, name):
-            raise VitreousError(f"{name} = {value!r}: an option of {_words(readers, 'and')}, not of {kind}")
+    for name, users in USED_BY.items():
+        if kind not in users and (value := getattr(options, name)) != getattr(defaults, name):
+            raise VitreousError(f"{name} = {value!r}: an option of {_join(users, 'and')}, not of {kind}")
 
 
-def _words(names: Sequence[str], last: str) -> str:
+def _join(names: Sequence[str], last: str) -> str:
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _require(options: config.Optimiser, name: str, holds: Any, expected: str) -> None:
+def _require(options: config.Optimiser, name: str, is_valid: Any, expected: str) -> None:
     value = getattr(options, name)
-    if (value is None and name != "clip") or not holds(value):
+    if (value is None and name != "clip") or not is_valid(value):
         raise VitreousError(f"{name} = {value!r}: expected {expected}")

@@ -1,4 +1,4 @@
-"""What the names of parameters mean to training: layers, weight decay, patterns, the matrices of the encoder."""
+"""Parameters by name: their layer, weight decay, name patterns, and the matrices for Muon."""
 
 import math
 import re
@@ -21,8 +21,8 @@ BIT_START, BIT_END = ("backbone.stem",), ("backbone.norm", "head")
 
 
 def takes_weight_decay(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay is for it: weights of products and convolutions, not norms, biases, LayerScale, positions,
-    tokens and the query of attention pooling."""
+    """Whether weight decay applies: to weights of linear layers and convolutions, not to norms, biases, LayerScale,
+    position embeddings, tokens and the query of attention pooling."""
     return parameter.ndim > 1 and name.rpartition(".")[2] == "weight"
 
 
@@ -32,8 +32,11 @@ def last_layer(model: VisionTransformer | BiT) -> int:
 
 
 def layer_of(name: str, model: VisionTransformer | BiT) -> int:
-    """How deep a parameter lies. 0: whatever comes before the first block (of a hybrid: the whole ResNet), and all
-    tables of positions; then 1 for each block of a ViT or unit of a BiT; the last: final norm, pooling and head."""
+    """The layer of a parameter, for layer-wise learning-rate decay.
+
+    0: everything before the first block (of a hybrid, the whole ResNet) and all position embeddings; then one layer for
+    each block of a ViT or unit of a BiT; the last: final norm, pooling and head.
+    """
     start, end = VIT_START, VIT_END
     if isinstance(model, BiT):
         if unit := UNIT.match(name):
@@ -49,45 +52,51 @@ def layer_of(name: str, model: VisionTransformer | BiT) -> int:
 
 
 def muon_matrices(model: VisionTransformer | BiT) -> dict[str, int]:
-    """The matrices of the encoder's blocks by name, and how many each is made of: q, k and v are three in one, gate and
-    value of SwiGLU two."""
+    """The weight matrices of the encoder blocks by name, each with the number of matrices that it consists of: 3 for
+    queries, keys and values, 2 for gate and value of SwiGLU."""
     if isinstance(model, BiT):
         return {}
-    several = {"qkv": 3, "fc1": 2 if model.config.mlp == "swiglu" else 1}
-    found = {name: MATRIX.fullmatch(name) for name, _ in model.named_parameters()}
-    return {name: several.get(match[1] or match[2], 1) for name, match in found.items() if match}
+    counts = {"qkv": 3, "fc1": 2 if model.config.mlp == "swiglu" else 1}
+    matches = {name: MATRIX.fullmatch(name) for name, _ in model.named_parameters()}
+    return {name: counts.get(match[1] or match[2], 1) for name, match in matches.items() if match}
 
 
 @dataclass(frozen=True)
 class TrainablePart:
-    """What of a model is trained."""
+    """The part of a model that is trained."""
 
     parameters: int
-    share: float  # of the layers, from the lowest one up: those below it keep nothing for the backward pass
+    layer_fraction: float  # of the layers, from the lowest trained one up: lower ones keep no activations for backward
 
 
 def trainable_part(model: VisionTransformer | BiT) -> TrainablePart:
-    moving = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     last = last_layer(model)
-    lowest = min((layer_of(name, model) for name in moving), default=last)
-    return TrainablePart(sum(p.numel() for p in moving.values()), (last - lowest + 1) / (last + 1))
+    lowest = min((layer_of(name, model) for name in trained), default=last)
+    return TrainablePart(sum(p.numel() for p in trained.values()), (last - lowest + 1) / (last + 1))
 
 
 def freeze_(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Train no parameter whose name matches one of the patterns; "!PATTERN" matches all names that PATTERN does not."""
+    """Freeze parameters whose names match one of the patterns. "!PATTERN" matches all names that PATTERN does not."""
     parameters = dict(model.named_parameters())
     frozen: set[str] = set()
     for pattern in patterns:
-        named = _matching(pattern.removeprefix("!"), parameters, "freeze", "parameter")
-        frozen |= parameters.keys() - set(named) if pattern.startswith("!") else set(named)
+        frozen |= matching_names(pattern, parameters.keys())
     if parameters and all(name in frozen or not p.requires_grad for name, p in parameters.items()):
-        raise VitreousError("freeze: every parameter is frozen, so that there is nothing to train")
+        raise VitreousError("freeze: every parameter is frozen, so there is nothing to train")
     for name in frozen:
         parameters[name].requires_grad_(False)
 
 
+def matching_names(pattern: str, names: Iterable[str]) -> set[str]:
+    """The names that a pattern of `freeze` matches. It is an error if PATTERN itself matches none."""
+    names = list(names)
+    matches = set(_match(pattern.removeprefix("!"), names, "freeze", "parameter"))
+    return set(names) - matches if pattern.startswith("!") else matches
+
+
 def lr_factors(names: Iterable[str], rules: Iterable[str]) -> dict[str, float]:
-    """For each name the product of the factors of the rules "PATTERN=FACTOR" that match it."""
+    """For each name, the product of the factors of the rules "PATTERN=FACTOR" that match it."""
     product = dict.fromkeys(names, 1.0)
     for rule in rules:
         pattern, _, text = rule.rpartition("=")
@@ -99,15 +108,15 @@ def lr_factors(names: Iterable[str], rules: Iterable[str]) -> dict[str, float]:
             raise VitreousError(
                 f"lr_multipliers: {rule!r} is not PATTERN=FACTOR with a factor of 0 or more, such as 'head.*=10'"
             )
-        for name in _matching(pattern.strip(), product, "lr_multipliers", "parameter that is trained"):
+        for name in _match(pattern.strip(), product, "lr_multipliers", "parameter that is trained"):
             product[name] *= factor
     return product
 
 
-def _matching(pattern: str, names: Iterable[str], option: str, what: str) -> list[str]:
-    if found := [name for name in names if fnmatchcase(name, pattern)]:
-        return found
+def _match(pattern: str, names: Iterable[str], option: str, what: str) -> list[str]:
+    if matches := [name for name in names if fnmatchcase(name, pattern)]:
+        return matches
     near = get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.4)
     first = list(dict.fromkeys(name.partition(".")[0] for name in names))
-    hint = f"near are {', '.join(near)}" if near else f"names begin with {', '.join(first)}"
+    hint = f"similar names: {', '.join(near)}" if near else f"names start with {', '.join(first)}"
     raise VitreousError(f"{option}: {pattern!r} matches no {what}; {hint}")

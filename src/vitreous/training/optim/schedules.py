@@ -1,4 +1,4 @@
-"""The learning rate at each step, as a share of the highest. Pure functions of the step: resuming needs no state."""
+"""Learning-rate schedules: a factor of the peak learning rate, as a pure function of the step."""
 
 import math
 from collections.abc import Callable
@@ -15,12 +15,12 @@ Shape = Literal["cosine", "linear", "constant", "rsqrt"]
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """Calling it gives the factor of a step, from 0 to `total` - 1. The last step's goes on behind the end."""
+    """`schedule(step)`: the factor of a step from 0 to `total` - 1. Later steps have the factor of the last one."""
 
     shape: Shape
     total: int
-    warmup: int = 0  # steps; the last of them is the first at the highest learning rate
-    cooldown: int = 0  # steps; the last of them is at `final`
+    warmup: int = 0  # steps; the last of them has the peak learning rate
+    cooldown: int = 0  # steps; the last of them has the factor `final`
     final: float = 0.0
     timescale: float = 1.0  # of rsqrt: steps from 1 to 1/sqrt(2)
 
@@ -29,19 +29,19 @@ class LearningRateSchedule:
         if step < self.warmup:
             return (step + 1) / self.warmup
         if step > (start := self.total - 1 - self.cooldown):
-            return _line(self.shape_at(start), self.final, (step - start) / self.cooldown)
-        return self.shape_at(step)
+            return _interpolate(self.without_cooldown(start), self.final, (step - start) / self.cooldown)
+        return self.without_cooldown(step)
 
-    def shape_at(self, step: int) -> float:
-        """Without a cool-down, and from the last step of the warm-up on, where it is 1."""
-        top = max(self.warmup - 1, 0)
-        since = max(step - top, 0)  # a cool-down may start right at the warm-up's end
-        share = since / max(self.total - 1 - top, 1)
+    def without_cooldown(self, step: int) -> float:
+        """The factor without a cool-down, from the last step of the warm-up on, where it is 1."""
+        peak = max(self.warmup - 1, 0)
+        since = max(step - peak, 0)  # a cool-down may start at the end of the warm-up
+        fraction = since / max(self.total - 1 - peak, 1)
         match self.shape:
             case "cosine":
-                return _line(self.final, 1.0, (1 + math.cos(math.pi * share)) / 2)
+                return _interpolate(self.final, 1.0, (1 + math.cos(math.pi * fraction)) / 2)
             case "linear":
-                return _line(1.0, self.final, share)
+                return _interpolate(1.0, self.final, fraction)
             case "rsqrt":
                 return math.sqrt(self.timescale / (self.timescale + since))
             case "constant":
@@ -49,10 +49,10 @@ class LearningRateSchedule:
 
 
 def build_schedule(options: config.Schedule, total_steps: int, batch_size: int, images: int) -> Callable[[int], float]:
-    """The factor of the learning rate as a function of the step.
+    """Return the factor of the learning rate as a function of the step.
 
-    Step 0 has 1/warmup of the highest rate, the warm-up's last step all of it. Cosine, line and cool-down arrive at
-    `final_lr` at the last step of the run. Options that would change nothing are refused.
+    Step 0 has 1/warmup of the peak, and the last step of the warm-up has the peak. Cosine, linear and cool-down reach
+    `final_lr` at the last step of the run. Options that would have no effect are an error.
     """
     if options.schedule is None or options.warmup is None:
         raise VitreousError("Schedule.schedule and .warmup have to be chosen before the schedule is built")
@@ -62,41 +62,42 @@ def build_schedule(options: config.Schedule, total_steps: int, batch_size: int, 
     warmup = length(options.warmup, name="warmup")
     cooldown = length(options.cooldown, name="cooldown")
     timescale = length(options.rsqrt_timescale, name="rsqrt_timescale")
-    _check(options, cooldown, timescale)
+    _check_schedule(options, cooldown, timescale)
     if warmup + cooldown > total_steps:
         parts = f"a warm-up of {warmup}" + (f" and a cool-down of {cooldown}" if cooldown else "")
         raise VitreousError(
-            f"Schedule: {parts} steps, but the whole run has {total_steps}; make it longer, or them shorter"
+            f"Schedule: {parts} steps, but the whole run has {total_steps}; lengthen the run, or shorten them"
         )
-    curve = LearningRateSchedule(options.schedule, total_steps, warmup, cooldown, options.final_lr, timescale)
-    if cooldown and options.final_lr > (before := curve.shape_at(total_steps - 1 - cooldown)):
-        raise VitreousError(
-            f"final_lr = {options.final_lr}: higher than the {before:.3g} that the cool-down begins with"
-        )
-    return curve
+    schedule = LearningRateSchedule(options.schedule, total_steps, warmup, cooldown, options.final_lr, timescale)
+    if cooldown and options.final_lr > (before := schedule.without_cooldown(total_steps - 1 - cooldown)):
+        raise VitreousError(f"final_lr = {options.final_lr}: higher than {before:.3g}, where the cool-down starts")
+    return schedule
 
 
-def _check(options: config.Schedule, cooldown: int, timescale: int) -> None:
+def _check_schedule(options: config.Schedule, cooldown: int, timescale: int) -> None:
     if options.schedule not in get_args(Shape):
-        raise VitreousError(f"schedule = {options.schedule!r}: there is {', '.join(get_args(Shape))}")
-    falls = options.schedule in ("cosine", "linear")
+        raise VitreousError(f"schedule = {options.schedule!r}: expected one of {', '.join(get_args(Shape))}")
+    decays = options.schedule in ("cosine", "linear")
     if not 0 <= options.final_lr <= 1:
-        raise VitreousError(f"final_lr = {options.final_lr}: expected a share of the highest learning rate, 0 to 1")
-    if falls and cooldown:
+        raise VitreousError(f"final_lr = {options.final_lr}: expected a fraction of the peak learning rate, 0 to 1")
+    if decays and cooldown:
         raise VitreousError(
-            f"cooldown = {options.cooldown!r}: {options.schedule} falls all the way by itself; "
-            "a cool-down is for constant and rsqrt"
+            f"cooldown = {options.cooldown!r}: {options.schedule} decays over the whole run; a cool-down is for"
+            " constant and rsqrt"
         )
-    if not falls and not cooldown and options.final_lr:
+    if not decays and not cooldown and options.final_lr:
         raise VitreousError(
-            f"final_lr = {options.final_lr}: {options.schedule} goes there in its cool-down, and it has none"
+            f"final_lr = {options.final_lr}: has no effect, since {options.schedule} reaches it in a cool-down, and"
+            " cooldown = 0"
         )
     if options.schedule == "rsqrt" and not timescale:
         raise VitreousError(f"rsqrt_timescale = {options.rsqrt_timescale!r}: expected more than 0")
     if options.schedule != "rsqrt" and options.rsqrt_timescale != config.Schedule().rsqrt_timescale:
-        raise VitreousError(f"rsqrt_timescale = {options.rsqrt_timescale!r}: means nothing to {options.schedule}")
+        raise VitreousError(
+            f"rsqrt_timescale = {options.rsqrt_timescale!r}: has no effect, since schedule = {options.schedule}"
+        )
 
 
-def _line(start: float, end: float, share: float) -> float:
+def _interpolate(start: float, end: float, fraction: float) -> float:
     """Exactly `start` at 0 and `end` at 1."""
-    return start * (1 - share) + end * share
+    return start * (1 - fraction) + end * fraction

@@ -1,0 +1,78 @@
+"""The outcome of a run: its result, and the texts and files that state it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitreous.errors import VitreousError
+from vitreous.evaluation.metrics import Result, format_interval, result_from_json
+from vitreous.training.plan import Plan
+from vitreous.training.run_directory import RunDirectory
+from vitreous.utils.atomic import atomic_file
+from vitreous.utils.json_files import dump_json, read_json
+from vitreous.utils.progress import format_duration
+
+if TYPE_CHECKING:
+    from vitreous.training.loop import BestWeights
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a run."""
+
+    run: Path
+    split: str  # the images of the result: test, or val without a test split, or train without either
+    result: Result | None
+    steps: int
+    seconds: float
+    selection: tuple[str, ...] = ()  # how the weights of the result, and those of best.safetensors, were selected
+
+
+def is_complete(directory: RunDirectory) -> bool:
+    return (directory.path / "result.json").is_file()
+
+
+def write_outcome(directory: RunDirectory, outcome: Outcome, best: BestWeights | None) -> None:
+    """Write result.json, which marks the run as complete."""
+    values = {
+        "split": outcome.split,
+        "steps": outcome.steps,
+        "seconds": outcome.seconds,
+        "best": asdict(best) if best else None,
+        "selection": list(outcome.selection),
+        "result": outcome.result.to_json() if outcome.result else None,
+    }
+    with atomic_file(directory.path / "result.json") as temporary:
+        dump_json(temporary, values)
+
+
+def read_outcome(directory: RunDirectory) -> Outcome:
+    """Read result.json of a complete run."""
+    path = directory.path / "result.json"
+    values = read_json(path)
+    try:
+        result = None if values["result"] is None else result_from_json(values["result"])
+        split, steps, seconds = str(values["split"]), int(values["steps"]), float(values["seconds"])
+        selection = tuple(map(str, values.get("selection", ())))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise VitreousError(
+            f"{path} is damaged ({error}): remove it, and resume the run to evaluate the weights again"
+        ) from error
+    return Outcome(directory.path, split, result, steps, seconds, selection)
+
+
+def outcome_sentence(outcome: Outcome, plan: Plan) -> str:
+    """The result in one sentence: on which images, with which confidence interval, after how long."""
+    epochs = f"{outcome.steps * plan.batch_size / plan.facts.images:.3g}"
+    length = f"{epochs} epoch{'' if epochs == '1' else 's'} in {format_duration(outcome.seconds)}"
+    length += f", starting from {plan.facts.start.name}" if plan.facts.start else ""
+    result = outcome.result
+    if result is None:
+        return f"trained for {length}; there are no validation or test images to evaluate on"
+    if result.interval is None or result.top1 is None:
+        value = "no" if result.map is None else f"{result.map:.1%}"
+        return f"{value} mean average precision on {result.images:,} {outcome.split} images, after {length}"
+    interval = f"95% interval {format_interval(result.interval)}"
+    return f"{result.top1:.1%} accuracy on {result.images:,} {outcome.split} images ({interval}), after {length}"

@@ -1,0 +1,142 @@
+"""The report of a finished run: report.html in its directory, and the summary on the terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.dataset import DataSet, Source
+from vitreous.errors import VitreousError
+from vitreous.evaluation.extremes import Example
+from vitreous.reports.run_summary import RunSummary
+from vitreous.reports.training_report import ExampleImage, TrainingReport, write_report
+from vitreous.training import comparison_run
+from vitreous.training.loop import format_metric
+from vitreous.training.outcome import Outcome, outcome_sentence
+from vitreous.training.plan import Plan
+from vitreous.training.run_directory import RunDirectory
+from vitreous.training.start_summary import describe_initial_weights, describe_model, format_value
+from vitreous.utils import html
+from vitreous.utils.atomic import atomic_file
+from vitreous.utils.environment import program
+from vitreous.utils.progress import ProgressReporter
+
+NO_INSPECTION_YET = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Not yet</title>
+<body style="font: 16px/1.6 system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem">
+<p>This model has not been inspected yet. This command writes the page:</p><pre>{command}</pre></body></html>
+"""
+
+
+def write_run_report(
+    data: DataSet,
+    plan: Plan,
+    directory: RunDirectory,
+    outcome: Outcome,
+    examples: tuple[list[Example], list[Example]],
+    source: Source,
+) -> None:
+    """Write report.html. `examples`: the best and worst predictions, for images of `source`."""
+    description, records = directory.description(), directory.records()
+    counts = [(f"{name} images", f"{len(part):,}") for name, part in data.splits.items()]
+    best, worst = (_example_images(part, data, source) for part in examples)
+    runs, run_notes = _compared_runs(plan, directory, outcome, records)
+    write_report(
+        directory.report,
+        TrainingReport(
+            title=data.name,
+            outcome=outcome_sentence(outcome, plan),
+            selection=outcome.selection,
+            command=description["command"],
+            classes=data.classes,
+            records=records,
+            result=outcome.result,
+            split=outcome.split,
+            best=best,
+            worst=worst,
+            choices=[(c["field"], format_value(c["value"]), c["why"]) for c in description["choices"]],
+            config=description["config"],
+            environment=description["environment"],
+            data=[("source", description["data"]), *counts, ("split", data.split), ("classes", str(len(data.classes)))],
+            notes=[*_notes(data, plan, directory, records), *run_notes],
+            next_steps=_next_commands(directory),
+            links=[("Look inside", _inspection_link(directory))],
+            runs=runs,
+        ),
+    )
+
+
+def _notes(data: DataSet, plan: Plan, directory: RunDirectory, records: Sequence[dict[str, Any]]) -> list[str]:
+    path = directory.path / "bad_images.txt"
+    unreadable = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    notes = [f"{describe_model(plan)}, started from {describe_initial_weights(plan)}"] if plan.facts.start else []
+    notes += [*data.notes, *plan.notes]
+    notes += [f"{len(unreadable)} images could not be read (bad_images.txt)"] if unreadable else []
+    return notes + [f"step {r['step']}: {r['text']}" for r in records if r.get("kind") == "event"]
+
+
+def _compared_runs(
+    plan: Plan, directory: RunDirectory, outcome: Outcome, records: Sequence[dict[str, Any]]
+) -> tuple[list[RunSummary], list[str]]:
+    """This run and the one of `compare_with`, with notes about the comparison. Empty without `compare_with`."""
+    if plan.config.run.compare_with is None:
+        return [], []
+    other = RunDirectory(Path(plan.config.run.compare_with))
+    try:
+        theirs = comparison_run.read_run_summary(other)
+        same_data = other.description().get("fingerprint") == directory.description()["fingerprint"]
+    except VitreousError as error:  # it was readable when this run was started
+        return [], [f"the run to compare with could not be read: {error}"]
+    notes = [] if same_data else [f"{theirs.name} was trained and evaluated on other images than this run"]
+    ours = comparison_run.summarise_run(directory, records, outcome.result, outcome.split, outcome.selection)
+    return [ours, theirs if theirs.name != ours.name else replace(theirs, name=str(other.path))], notes
+
+
+def _example_images(examples: Sequence[Example], data: DataSet, source: Source) -> list[ExampleImage]:
+    images = []
+    for example in examples:
+        pixels: Any = np.asarray(source.image(example.index))
+        truth = tuple(data.classes[i] for i in example.truth)
+        answers = tuple((data.classes[i], p) for i, p in example.answers)
+        images.append(ExampleImage(source.name(example.index), pixels, truth, answers, example.loss))
+    return images
+
+
+def _next_commands(directory: RunDirectory) -> list[str]:
+    run = shlex.quote(str(directory.path))
+    return [
+        f"{program()} info {run}",
+        f"{program()} predict PHOTO.jpg --model {run}",
+        f"{program()} inspect {run}",
+    ]
+
+
+def _inspection_link(directory: RunDirectory) -> str:
+    """The page that `vitreous inspect` writes, relative to the report. Until then, a page with the command."""
+    page = directory.path / "inspection" / "index.html"
+    if not page.exists():
+        page.parent.mkdir(exist_ok=True)
+        command = html.text(f"{program()} inspect {shlex.quote(str(directory.path))}")
+        with atomic_file(page) as temporary:
+            temporary.write_text(NO_INSPECTION_YET.format(command=command), encoding="utf-8")
+    return "inspection/index.html"
+
+
+def print_outcome(plan: Plan, directory: RunDirectory, outcome: Outcome, reporter: ProgressReporter) -> None:
+    """Print the result, how the weights were selected, the files and the next commands."""
+    rows = [("result", outcome_sentence(outcome, plan))]
+    if outcome.result is not None:
+        metrics = outcome.result.summary().items()
+        rows.append((outcome.split, "  ".join(f"{name} {format_metric(name, value)}" for name, value in metrics)))
+    rows += [("weights" if not number else "", text) for number, text in enumerate(outcome.selection)]
+    rows += [("model", str(directory.best)), ("report", str(directory.report))]
+    reporter.print("")
+    reporter.table(rows)
+    reporter.print("\nwhat to try next:", style="bold")
+    for line in _next_commands(directory):
+        reporter.print(f"  {line}")

@@ -1,0 +1,64 @@
+"""The summary that a run prints before training: data, model, length, device, memory and chosen settings."""
+
+from typing import Any
+
+from vitreous.data.dataset import DataSet
+from vitreous.models.checks import pair
+from vitreous.models.cost import cost
+from vitreous.models.resnet import BiTConfig
+from vitreous.models.vit import ViTConfig
+from vitreous.training.plan import Plan
+from vitreous.utils.memory import free_memory, size_text
+from vitreous.utils.progress import ProgressReporter
+
+
+def print_start_summary(data: DataSet, plan: Plan, reporter: ProgressReporter) -> None:
+    config, parameters = plan.config, cost(plan.model).parameters
+    height, width = plan.size
+    counts = ", ".join(f"{len(source):,} {name}" for name, source in data.splits.items())
+    colours = "grey" if plan.model.channels == 1 else "RGB"
+    trained = plan.trainable.parameters
+    trained_text = "" if trained == parameters else f", of which {trained:,} are trained"
+    passes = -(-plan.batch_size // plan.micro_batch)
+    passes_text = f"in {passes} passes of {plan.micro_batch} each" if passes > 1 else "in one pass each"
+    steps = f"{plan.steps:,} step{'' if plan.steps == 1 else 's'}"
+    reporter.table(
+        [
+            ("data", f"{data.name}: {counts} images, {len(data.classes):,} classes ({data.split or 'no validation'})"),
+            ("model", f"{describe_model(plan)}: {parameters:,} parameters{trained_text}, {height} x {width} {colours}"),
+            *([("weights", f"start from {describe_initial_weights(plan)}")] if plan.facts.start else []),
+            ("run", f"{steps} of {plan.batch_size:,} images ({config.schedule.duration}), {passes_text}"),
+            ("device", f"{plan.device}, {plan.precision}"),
+            ("memory", f"about {size_text(plan.memory)} for a step; {size_text(free_memory(plan.device))} are free"),
+        ]
+    )
+    reporter.note_once((*data.notes, *plan.notes))
+    if plan.choices:
+        reporter.print("\nchosen from the data:", style="bold")
+        reporter.table([(c.field, format_value(c.value), c.why) for c in plan.choices])
+        reporter.print("")
+
+
+def describe_model(plan: Plan) -> str:
+    model = plan.model
+    if isinstance(model, ViTConfig) and model.backbone is None:
+        patch = pair(model.patch_size)[0]
+        return f"a ViT of width {model.width}, depth {model.depth}, {model.heads} heads, patch size {patch}"
+    if plan.facts.start is None:
+        return plan.config.architecture.model or ""
+    return "a BiT" if isinstance(model, BiTConfig) else f"a hybrid of width {model.width}, depth {model.depth}"
+
+
+def describe_initial_weights(plan: Plan) -> str:
+    """The name of the initial weights, and what was changed: the head, and the colours of the images."""
+    assert plan.facts.start is not None
+    conversions = {(1, 3): "; grey images are converted to RGB", (3, 1): "; images are converted to grey"}
+    conversion = conversions.get((plan.facts.channels, plan.model.channels), "")
+    return f"{plan.facts.start.name} with a new head for {plan.facts.classes:,} classes{conversion}"
+
+
+def format_value(value: Any) -> str:
+    """The value of a setting: floats with four digits, image sizes as "16 x 24", other tuples with commas."""
+    if isinstance(value, tuple | list):
+        return (", " if isinstance(value[0], float) else " x ").join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

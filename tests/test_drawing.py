@@ -92,8 +92,8 @@ def measure(name: str, value: float) -> Measure:
 def test_a_comparison(tmp_path: Path) -> None:
     values = tuple(measure("10-NN", 0.5) for _ in NAMES)
     rows = tuple(ComparisonRow(name, name, "10-NN", values) for name in NAMES if name)
-    told = dict.fromkeys(NAMES, "")
-    found = Comparison("", NAMES, ("",) * len(NAMES), ("",) * len(NAMES), rows, told)
+    images = dict.fromkeys(NAMES, "10 images")
+    found = Comparison("", NAMES, ("",) * len(NAMES), NAMES, rows, images)
     for path in draw_comparison(found, tmp_path):
         assert 0 < path.stat().st_size < 3_000_000
 
@@ -104,7 +104,7 @@ def test_a_curve(name: str, tmp_path: Path) -> None:
         SimpleNamespace(size=(side, side), real=None, result=SimpleNamespace(top1=0.5, top5=None, map=None))
         for side in (16, 24)
     ]
-    png, _ = draw_resolution_curve(scores, f"{name} on {name}, test", tmp_path)
+    png, _ = draw_resolution_curve(scores, f"{name} on {name}, test", [f"10 images; weights: {name}"], tmp_path)
     with Image.open(png) as drawn:
         assert drawn.width < 3000
 

@@ -115,7 +115,7 @@ def test_all_commands_list_unreadable_images(folder: Path, capsys: pytest.Captur
     for flags in ((), ("--json",)):
         assert run("compare", "m.safetensors", "--data", "pets", *measures, "--cache", "kept", *flags) == 1
         out, err = capsys.readouterr()
-        assert flags or "pets: trained on 35 images; tested on 14: test split" in out
+        assert flags or "pets: fitted on 35 images; tested on 14: test split" in out
         assert "train/cat/0.png: " in err
         assert "test/cat/0.png: " in err
         assert "2 images cannot be read; they are left out" in err
@@ -123,7 +123,7 @@ def test_all_commands_list_unreadable_images(folder: Path, capsys: pytest.Captur
     checkpoint("headless.safetensors", None, num_classes=0)
     assert run("evaluate", "pets", "--model", "headless.safetensors", *measures) == 1
     out, err = capsys.readouterr()
-    assert "trained on 35 images; tested on 14" in out
+    assert "fitted on 35 images; tested on 14" in out
     assert "2 images cannot be read" in err
     assert run("features", "pets", "out", "--model", "m.safetensors", "--split", "train") == 1
     assert "train/cat/0.png: " in capsys.readouterr().err
@@ -203,7 +203,7 @@ def test_compare(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*command, "--markdown", "c.md", "--cache", "kept") == 0
     first = capsys.readouterr().out
     assert "2-shot" in first
-    assert "pets: trained on 36 images; tested on 15: test split" in first
+    assert "pets: fitted on 36 images; tested on 15: test split" in first
     assert Path("c.md").read_text().startswith("| data | measure | m |\n")
     assert run(*command, "--json", "--cache", "kept") == 0
     assert json.loads(capsys.readouterr().out)["models"][0]["name"] == "m"

@@ -61,7 +61,13 @@ def test_table_of_vit_hybrid_and_bit(tmp_path: Path, models: list[str]) -> None:
     assert all(value.mean > 0.4 for value in found.rows[1].values)  # type: ignore[union-attr]
     lines = found.markdown().splitlines()
     assert lines[0] == "| data | measure | vit | hybrid | bit |"
-    assert len(lines) == 11
+    assert len([line for line in lines if line.startswith("|")]) == 11
+    notes = [line for line in lines[11:] if not line.startswith("- WARNING: ")]
+    assert notes == [
+        "",
+        *(f"- {name}: fitted on 90 images; tested on 90: test split" for name in "ab"),
+        *(f"- weights of {name}: {how}" for name, how in zip(found.models, found.selections, strict=True)),
+    ]
     assert "±" in lines[2]
     stored = json.loads(json.dumps(found.to_json()))
     assert stored["rows"][0]["values"]["vit"]["details"] == {"shots": 1}
@@ -147,7 +153,7 @@ def test_suite_has_means_of_groups_and_of_all(tmp_path: Path, models: list[str])
     assert natural.values[0] == pytest.approx(np.mean(means[:2]))
     assert overall.values[0] == pytest.approx(np.mean(means))
     assert [data for data, _, _ in found.cells()] == ["a", "bee", "mean of natural", "c", "mean of all"]
-    assert found.images["c"].startswith("trained on 60 images; tested on 90")
+    assert found.images["c"].startswith("fitted on 60 images; tested on 90")
 
 
 def test_vtab_protocol_has_1000_training_and_200_development_images(tmp_path: Path) -> None:

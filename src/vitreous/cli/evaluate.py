@@ -116,7 +116,9 @@ def write_evaluation(source: str, found: "EvaluationReport", output: OutputOptio
         write_json(folder / "evaluation.json", {"data": source, **found.to_json()})
         if len(found.scores) > 1:
             title = f"{found.evaluated.name} on {Path(source).name}, {found.split}"
-            figures = draw_resolution_curve(found.scores, title, folder)
+            caption = [f"{found.images:,} images; weights: {found.evaluated.selection}"]
+            caption += [f"WARNING: {text}" for text in found.warnings]
+            figures = draw_resolution_curve(found.scores, title, caption, folder)
     if figures:
         print_figure_paths(figures, output.out, output.json)
 

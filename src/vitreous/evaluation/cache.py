@@ -45,9 +45,9 @@ class MeasureResults:
     test_unreadable: tuple[str, ...] = ()
 
     def describe_images(self, images: TrainTestImages) -> str:
-        """Return how many images were trained and tested on, and the test split."""
+        """Return how many images the measures were fitted and tested on, and the test split."""
         train, test = len(images.train) - len(self.train_unreadable), len(images.test) - len(self.test_unreadable)
-        return f"trained on {train:,} images; tested on {test:,}: {images.description}"
+        return f"fitted on {train:,} images; tested on {test:,}: {images.description}"
 
 
 @dataclass(frozen=True)

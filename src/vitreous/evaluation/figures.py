@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from vitreous.utils.atomic import atomic_file
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitreous.evaluation.evaluate import Evaluation
+
+CAPTION_LINE = 0.14  # inches
+LETTERS_PER_INCH = 18  # in a caption, approximately
+MAX_SENTENCE = 300  # letters
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -24,9 +29,23 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
+def add_caption(figure: Figure, sentences: Sequence[str]) -> None:
+    """Add small text below a figure, each sentence on a new line, and make the figure higher for it."""
+    width, height = figure.get_size_inches()
+    letters = int(LETTERS_PER_INCH * width)
+    lines = [line for sentence in sentences for line in wrap(label_text(sentence, MAX_SENTENCE), letters)]
+    figure.set_size_inches(width, height + CAPTION_LINE * len(lines))
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7)
+
+
 @literal_text
-def draw_resolution_curve(evaluations: Sequence[Evaluation], title: str, folder: Path) -> list[Path]:
-    """Write resolution.png and resolution.svg: top-1, top-5, mAP and ReaL accuracy by image size, where available."""
+def draw_resolution_curve(
+    evaluations: Sequence[Evaluation], title: str, caption: Sequence[str], folder: Path
+) -> list[Path]:
+    """Write resolution.png and resolution.svg: top-1, top-5, mAP and ReaL accuracy by image size, where available.
+
+    `caption`: sentences that name the images and how the weights were selected.
+    """
     ordered = sorted(evaluations, key=lambda one: one.size)
     labels = [str(one.size[0]) if one.size[0] == one.size[1] else f"{one.size[0]}x{one.size[1]}" for one in ordered]
     figure = new_figure(6.4, 4.0)
@@ -49,6 +68,7 @@ def draw_resolution_curve(evaluations: Sequence[Evaluation], title: str, folder:
     axes.margins(y=0.12)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
+    add_caption(figure, caption)
     return save_figure(figure, folder, "resolution")
 
 

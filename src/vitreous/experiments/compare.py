@@ -67,12 +67,20 @@ class Comparison:
             for row in self.rows
         ]
 
+    def caption(self) -> list[str]:
+        """Return the images of each data set, how the weights of each model were selected, and warnings."""
+        lines = [f"{name}: {images}" for name, images in self.images.items()]
+        lines += [f"weights of {name}: {how}" for name, how in zip(self.models, self.selections, strict=True)]
+        return lines + [f"WARNING: {text}" for text in self.warnings]
+
     def markdown(self) -> str:
+        """Return the table, followed by the caption as a list."""
         lines = [f"| data | measure | {' | '.join(map(_escape_cell, self.models))} |"]
         lines.append("|---|---|" + "---:|" * len(self.models))
         lines += [
             f"| {_escape_cell(data)} | {measure} | {' | '.join(cells)} |" for data, measure, cells in self.cells()
         ]
+        lines += ["", *(f"- {_escape_cell(line)}" for line in self.caption())]
         return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitreous.evaluation.figures import save_figure
+from vitreous.evaluation.figures import add_caption, save_figure
 from vitreous.evaluation.measures import Measure
 from vitreous.experiments.compare import Comparison, ComparisonRow
 from vitreous.utils.figures import add_legend, label_text, literal_text, new_figure
@@ -19,7 +19,10 @@ LEGEND_COLUMNS = 4
 
 @literal_text
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write comparison.png and comparison.svg: every measure on every data set, without means."""
+    """Write comparison.png and comparison.svg: every measure on every data set, without means.
+
+    The caption names the images of each data set and how the weights of each model were selected.
+    """
     panels: dict[str, list[ComparisonRow]] = {}
     for row in comparison.rows:
         if row.data:
@@ -38,7 +41,8 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
         lines = [_plot_model(axis, rows, model, models) for model in range(models)]
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    add_legend(figure, lines, comparison.models, loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
+    add_legend(figure, lines, comparison.models, loc="outside upper center", ncols=LEGEND_COLUMNS, frameon=False)
+    add_caption(figure, comparison.caption())
     return save_figure(figure, folder, "comparison")
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers import tiny_vit
 from runs import config, draw_folder
-from vitreous import train
+from vitreous import convert, save, train
 from vitreous.cli import main
+from vitreous.evaluation.training_images import FILE
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,40 @@ def test_validation_images_do_not_select_the_last_weights(
 ) -> None:
     found, _ = evaluated(capsys, tmp_path, workspace / "photos", "--model", workspace / "run" / "last.safetensors")
     assert (found["images"], found["left_out"]) == (36, "84 training images of the model's run are left out")
+    assert found["model"]["selection"] == "last.safetensors, the weights of the last step; not selected otherwise"
+
+
+@pytest.mark.parametrize("kind", ["copied file", "converted", "run of an older version"])
+def test_unknown_training_images_give_a_warning(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Weights that Vitreous wrote may have been trained on the same images, and away from their run nobody knows."""
+    model = tmp_path / "model.safetensors"
+    if kind == "copied file":
+        shutil.copy(workspace / "run" / "best.safetensors", model)
+    elif kind == "converted":
+        convert(workspace / "run", model, to="native")
+    else:
+        model = tmp_path / "old"
+        shutil.copytree(workspace / "run", model, ignore=shutil.ignore_patterns(FILE))
+    found, err = evaluated(capsys, tmp_path / "out", workspace / "photos", "--model", model)
+    assert found["split"] == "all"
+    assert "WARNING: it is not known which images these weights were trained on" in err
+    assert len(found["warnings"]) == 1  # type: ignore[arg-type]
+
+
+def test_weights_of_another_library_give_no_such_warning(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_vit(num_classes=3, image_size=32, resample="timm", gelu="erf")
+    model.labels = ("blau", "grün", "rot")
+    for name in ("theirs", "converted.safetensors"):
+        if name == "theirs":
+            save(model, tmp_path / name, to="timm")
+        else:
+            convert(tmp_path / "theirs", tmp_path / name, to="native")
+        found, _ = evaluated(capsys, tmp_path / f"out-{name}", workspace / "photos", "--model", tmp_path / name)
+        assert found["warnings"] == []
 
 
 def test_all_commands_use_the_same_splits(workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +137,7 @@ def test_all_commands_use_the_same_splits(workspace: Path, tmp_path: Path, capsy
     measures = ["--with", "knn", "--cache", str(tmp_path / "cache"), *common]
     main(["compare", run, "--data", photos, *measures])
     out, err = capsys.readouterr()
-    assert "trained on 102 images; tested on 18: test split" in out
+    assert "fitted on 102 images; tested on 18: test split" in out
     assert "WARNING" not in err
     main(["compare", run, "--data", photos, "--split-seed", "3", *measures])
     assert "TRAINING IMAGES of this model" in capsys.readouterr().err

@@ -155,11 +155,12 @@ class EvalLoader:
     rank: int = 0
     ranks: int = 1
     unreadable: dict[int, str] | None = None  # filled during iteration, for images that were not scanned before
+    keep: Tensor | None = None  # which images to use, (N,) bool; None: all
 
     @property
     def indices(self) -> Tensor:
         """The indices of this process's part of the images."""
-        good = torch.ones(len(self.source), dtype=torch.bool)
+        good = torch.ones(len(self.source), dtype=torch.bool) if self.keep is None else self.keep.clone()
         good[list(self.scan.bad)] = False
         return good.nonzero()[self.rank :: self.ranks, 0]
 

@@ -17,8 +17,10 @@ from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing, default_preprocessing
 from vitreous.utils.torch_settings import default_modes
+from vitreous.weights import shipped
 from vitreous.weights.checkpoint_files import WEIGHT_FILES
 from vitreous.weights.load import load
+from vitreous.weights.load_report import LoadReport
 from vitreous.weights.model_info import content_hash, preprocessing_of
 
 RANDOM_PREFIX = "random:"
@@ -31,6 +33,7 @@ class EvaluatedModel:
     notes: tuple[str, ...] = ()
     seen: SeenImages | None = None  # the images of its training run, if known
     selection: str = "random: the model was not trained"  # how its weights were selected
+    training_images_unknown: bool = False  # whether it may have been trained here, on images that are not recorded
 
     @cached_property
     def digest(self) -> str:
@@ -63,12 +66,21 @@ def open_model(
     if not text.startswith(RANDOM_PREFIX):
         model = load(source, heads=heads, device=device, preprocessing=preprocessing)
         notes = tuple(model.report.notes) if model.report else ()
-        return EvaluatedModel(display_name(text), model, notes, training_images_of(source), describe_selection(source))
+        seen, selection = training_images_of(source), describe_selection(source)
+        return EvaluatedModel(display_name(text), model, notes, seen, selection, _is_own_file(model, text))
     with torch.random.fork_rng(devices=[]), default_modes():
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU too
         model = zoo.create(text.removeprefix(RANDOM_PREFIX)).to(device)
     model.preprocessing = default_preprocessing(model.config.image_size, model.config.channels)
     return EvaluatedModel(text, model.eval())
+
+
+def _is_own_file(model: VisionTransformer | BiT, source: str) -> bool:
+    """Return whether weights were written by Vitreous: they may come from a run on the images to evaluate."""
+    report = model.report
+    if not isinstance(report, LoadReport) or report.dialect != "native" or source in shipped.NAMES:
+        return False
+    return report.origin.get("dialect", "native") == "native"
 
 
 def display_name(source: str) -> str:

@@ -12,6 +12,12 @@ from vitreous.data.digests import image_digests
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluated_model import EvaluatedModel
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
+from vitreous.evaluation.training_images import SeenImages
+
+UNKNOWN_TRAINING_IMAGES = (
+    "it is not known which images these weights were trained on: TRAINING IMAGES may be among those evaluated. Give the"
+    " run directory as the model to leave them out"
+)
 
 
 @dataclass(frozen=True)
@@ -50,18 +56,32 @@ def select_evaluation_images(
     """
     name, source = evaluation_split(data, requested)
     if evaluated.seen is None:
-        return EvaluationImages(name, source)
+        return EvaluationImages(name, source, "", seen_warnings(evaluated, None))
     with bar(f"comparing {data.name} with the images of the run", len(source)) as tick:
         digests = image_digests(source, tick)
-    trained = evaluated.seen.trained(digests)
-    selected = evaluated.seen.selected(digests) & ~trained
-    if requested is None and name == "all":
-        for keep in (~(trained | selected), ~trained):
-            if keep.any() and not keep.all():
-                left_out = _describe_seen(trained & ~keep, selected & ~keep)
-                part = Subset(source, keep.nonzero().flatten())
-                return EvaluationImages("unseen", part, left_out, _seen_warnings(trained[keep], selected[keep]))
-    return EvaluationImages(name, source, "", _seen_warnings(trained, selected))
+    unseen = find_unseen(evaluated.seen, digests, leave_out=requested is None and name == "all")
+    if not unseen.left_out:
+        return EvaluationImages(name, source, "", unseen.warnings)
+    return EvaluationImages("unseen", Subset(source, unseen.keep.nonzero().flatten()), unseen.left_out, unseen.warnings)
+
+
+@dataclass(frozen=True)
+class UnseenImages:
+    keep: Tensor  # which images to evaluate, (N,) bool
+    left_out: str = ""  # description of the others
+    warnings: tuple[str, ...] = ()
+
+
+def find_unseen(seen: SeenImages, digests: Tensor, leave_out: bool) -> UnseenImages:
+    """Compare images with those of a training run. With `leave_out`, leave out those that the run has seen, unless
+    none would remain; warn about those that are evaluated all the same."""
+    trained = seen.trained(digests)
+    selected = seen.selected(digests) & ~trained
+    for keep in (~(trained | selected), ~trained) if leave_out else ():
+        if keep.any() and not keep.all():
+            left_out = _describe_seen(trained & ~keep, selected & ~keep)
+            return UnseenImages(keep, left_out, _seen_warnings(trained[keep], selected[keep]))
+    return UnseenImages(torch.ones_like(trained), "", _seen_warnings(trained, selected))
 
 
 def _describe_seen(trained: Tensor, selected: Tensor) -> str:
@@ -87,7 +107,9 @@ def _seen_warnings(trained: Tensor, selected: Tensor) -> tuple[str, ...]:
 
 def seen_warnings(evaluated: EvaluatedModel, digests: Tensor | None) -> tuple[str, ...]:
     """Return warnings about evaluated images that the model has seen in training. `digests`: of all these images."""
-    if evaluated.seen is None or digests is None:
+    if evaluated.seen is None:
+        return (UNKNOWN_TRAINING_IMAGES,) if evaluated.training_images_unknown else ()
+    if digests is None:
         return ()
     trained = evaluated.seen.trained(digests)
     return _seen_warnings(trained, evaluated.seen.selected(digests) & ~trained)

@@ -95,14 +95,19 @@ def describe_selection(model: str | os.PathLike[str]) -> str:
     """Return how the weights of a model were selected, as text, as far as it is known."""
     folder = run_directory_of(model)
     if folder is None:
-        return "selection unknown: the file does not say how its weights were selected"
+        return "unknown: the file does not say how its weights were selected, or on which images they were trained"
     result = folder / "result.json"
     if not result.is_file():
         return "of a run that has not finished"
     name = "last.safetensors" if Path(os.fsdecode(model)).name == "last.safetensors" else "best.safetensors"
     texts = read_json(result).get("selection")
     own = [text for text in texts if isinstance(text, str) and text.startswith(name)] if isinstance(texts, list) else []
-    return own[0] if own else f"{name} of a run that does not say how they were selected"
+    if own:
+        return own[0]
+    if name == "last.safetensors":
+        stopped = ", which validation images decided" if _read_config(folder).get("patience") is not None else ""
+        return f"last.safetensors, the weights of the last step{stopped}; not selected otherwise"
+    return "best.safetensors of a run that does not say how it was selected"
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

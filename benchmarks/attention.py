@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import RESULTS, argument_parser, environment, require_gpu, write_result
-from vitreous.benchmark.machine import timed
+from vitreous.benchmark.machine import time_steps
 from vitreous.fast.attention import merge_heads, split_heads
 from vitreous.fast.kernels import merge_qkv_gradients
 from vitreous.fast.short_attention import short_attention, short_attention_backward
@@ -23,7 +23,7 @@ PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTIO
 
 
 def milliseconds(function: Callable[[], object]) -> float:
-    return round(1e3 * timed(function, CUDA, repeats=20, warm_up=5, together=True).median, 4)
+    return round(1e3 * time_steps(function, CUDA, repeats=20, warm_up=5).median, 4)
 
 
 def measure_shape(batch: int, tokens: int, heads: int, head: int = 64) -> dict[str, dict[str, float]]:

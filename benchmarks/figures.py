@@ -8,7 +8,7 @@ from typing import Any
 from harness import RESULTS, argument_parser
 from peer_summary import NAMES, TASKS, Row, belongs_to, fastest
 from vitreous.utils.atomic import atomic_file
-from vitreous.utils.figures import blank, rendered
+from vitreous.utils.figures import new_figure, render_figure
 
 DOCS = Path(__file__).parents[1] / "docs"
 COLOURS = {"ours": "#0072b2", "timm": "#d55e00", "huggingface": "#009e73", "torchvision": "#cc79a7"}
@@ -29,7 +29,7 @@ def draw_speed(result: dict[str, Any]) -> Any:
     """Draw images/s of the best variant of each implementation for each model, then latency and memory."""
     models = list(dict.fromkeys(cell["model"] for cell in result["cells"]))
     have = {(cell["model"], cell["task"]) for cell in result["cells"]}
-    figure = blank(11.0, 3.1 * len(models))
+    figure = new_figure(11.0, 3.1 * len(models))
     axes = figure.subplots(len(models), 3, squeeze=False)
     for line, model in zip(axes, models, strict=True):
         draw_throughput(line[0], result, model, "train")
@@ -93,7 +93,7 @@ def draw_memory(axis: Any, result: dict[str, Any], models: Sequence[str]) -> Non
 def draw_roofline(result: dict[str, Any]) -> Any:
     """Draw the machine's roofline with every cell, and each cell's time divided by its lower bound."""
     shown = [cell for cell in result["cells"] if "flops" in cell]
-    figure = blank(11.0, 4.2)
+    figure = new_figure(11.0, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     draw_roof(left, result["machine"], shown)
     draw_lower_bounds(right, shown)
@@ -180,7 +180,7 @@ def draw_lower_bounds(axis: Any, shown: Sequence[Row]) -> None:
 def draw_growth(result: dict[str, Any]) -> Any:
     """Draw time and memory against tokens, batch and width, with the fitted exponents."""
     names = list(dict.fromkeys(series["axis"] for series in result["series"]))
-    figure = blank(3.6 * len(names), 5.6)
+    figure = new_figure(3.6 * len(names), 5.6)
     axes = figure.subplots(2, len(names), squeeze=False)
     for column, name in enumerate(names):
         shown = [series for series in result["series"] if series["axis"] == name]
@@ -222,7 +222,7 @@ def main() -> None:
             continue
         path = options.out / f"{name}.png"
         with atomic_file(path) as temporary:
-            temporary.write_bytes(rendered(draw(json.loads(source.read_text())), "png"))
+            temporary.write_bytes(render_figure(draw(json.loads(source.read_text())), "png"))
         print(f"wrote {path}")
 
 

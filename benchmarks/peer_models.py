@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import vitreous
-from vitreous.benchmark.synthetic import synthetic_batch, synthetic_engine, wake_head_, way
+from vitreous.benchmark.synthetic import randomise_head_, step_path, synthetic_batch, synthetic_engine
 from vitreous.models import zoo
 from vitreous.training.distributed import World
 from vitreous.utils.torch_settings import run_settings
@@ -84,8 +84,8 @@ def model_config(measurement: Measurement) -> Any:
 
 def vitreous_model(measurement: Measurement, device: torch.device) -> nn.Module:
     with device:
-        model = zoo.build(model_config(measurement))
-    wake_head_(model)
+        model = zoo.build_model(model_config(measurement))
+    randomise_head_(model)
     return model
 
 
@@ -261,7 +261,7 @@ def vitreous_training(measurement: Measurement, device: torch.device) -> Impleme
         return lambda: engine.step(batch, 0, measurement.batch, World())
 
     def details() -> dict[str, Any]:
-        return {"path": way(engine), "notes": engine.notes}
+        return {"path": step_path(engine), "notes": engine.notes}
 
     implementation = Implementation(start, uses_cuda_graph=device.type == "cuda", details=details)
     implementation.contexts.enter_context(run_settings(str(device)))

@@ -19,7 +19,7 @@ import torch
 import torchvision_operators
 import vitreous
 from peer_models import PACKAGES, PEERS, Implementation, Measurement, build
-from vitreous.benchmark.machine import PeakMemory, copy_bandwidth, matmul_peak, timed, wait
+from vitreous.benchmark.machine import PeakMemory, copy_bandwidth, matmul_peak, synchronise, time_steps
 
 REPEATS = {"cuda": {"infer": 20, "train": 15, "latency": 100}, "cpu": {"infer": 7, "train": 5, "latency": 15}}
 
@@ -57,12 +57,12 @@ class PeerWorker:
         self.close()
         self.measurement = Measurement(**measurement)
         self.implementation = build(self.measurement, self.device)
-        wait(self.device)
+        synchronise(self.device)
         self.memory.reset()
         began = time.perf_counter()
         self.step = self.implementation.start()
         self.step()
-        wait(self.device)
+        synchronise(self.device)
         first = time.perf_counter() - began
         if self.implementation.uses_cuda_graph:  # the graph may be recorded in the second call
             self.step()
@@ -76,11 +76,11 @@ class PeerWorker:
         assert self.measurement is not None
         assert self.implementation is not None
         assert self.step is not None
-        together = self.measurement.task != "latency"
+        back_to_back = self.measurement.task != "latency"
         repeats = repeats or REPEATS[self.device.type][self.measurement.task]
         self.memory.reset()
         warm_up = 3 if self.device.type == "cuda" else 1
-        times = timed(self.step, self.device, repeats=repeats, warm_up=warm_up, together=together)
+        times = time_steps(self.step, self.device, repeats=repeats, warm_up=warm_up, back_to_back=back_to_back)
         peak = max(self.memory.read(), self.first_peak if self.implementation.uses_cuda_graph else 0)
         row = {
             "images_per_second": round(self.measurement.batch / times.median, 2),

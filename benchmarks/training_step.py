@@ -17,7 +17,7 @@ from harness import argument_parser, environment, parse_fields, require_gpu, wri
 from vitreous.training.distributed import World
 from vitreous.training.loaders import build_loaders
 from vitreous.training.plan import make_plan
-from vitreous.training.train import _engine
+from vitreous.training.trainer import build_engine
 from vitreous.utils.progress import ProgressReporter
 from vitreous.utils.torch_settings import run_settings
 
@@ -48,7 +48,7 @@ def measure(source: str, config: vitreous.TrainConfig) -> dict[str, dict[str, fl
     results: dict[str, dict[str, float]] = {}
     for name in ("plain", "compiled", "recorded"):
         torch.compiler.reset()
-        engine = _engine(data, made, fed)
+        engine = build_engine(data, made, fed)
         engine.model.train()
         if name != "plain":
             engine.compile()

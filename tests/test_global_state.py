@@ -37,7 +37,7 @@ from vitreous.inspection import relevance, rollout
 from vitreous.training.distributed import World
 from vitreous.training.plan import make_plan
 from vitreous.training.signals import Stopped
-from vitreous.utils.figures import rendered
+from vitreous.utils.figures import render_figure
 from vitreous.utils.images import decode
 from vitreous.utils.torch_settings import run_settings
 
@@ -168,7 +168,7 @@ def test_measuring(run: Path, tmp_path: Path) -> None:
 def test_looking_inside(run: Path) -> None:
     model, images = vitreous.load(run), torch.zeros(1, 1, 8, 8)
     with unchanged():
-        rendered(rollout(model, images).figure(), "svg")
+        render_figure(rollout(model, images).figure(), "svg")
         relevance(model, images)
 
 

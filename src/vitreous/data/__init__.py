@@ -1,1 +1,1 @@
-"""Images: where they lie, and what is in them."""
+"""Data sets: opening and describing them, decoding, augmentation, sampling and loading of images."""

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from vitreous.utils.atomic import atomic_file
-from vitreous.utils.html import policy, text
+from vitreous.utils.html import content_security_policy, text
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def render_page(page: HtmlPage) -> str:
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy(script)}">
+<meta http-equiv="Content-Security-Policy" content="{content_security_policy(script)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{text(page.title)}</title>
 <style>{style}</style></head>

@@ -1,4 +1,4 @@
-"""What the machine can do: device, precision, memory; and the settings of torch that a run needs while it lasts."""
+"""Choice of device and precision, and peak memory."""
 
 import resource
 import subprocess
@@ -8,10 +8,11 @@ import torch
 
 from vitreous.errors import VitreousError
 
-FP8 = "fp8: logits are some 4 to 7% away from those of fp32, those of bf16 1%; one answer in 70 of a DeiT-Ti is another"
+FP8_NOTE = "fp8: logits differ from fp32 by 4 to 7% (bf16: 1%); for a DeiT-Ti, 1 prediction in 70 changes"
 
 
 def pick_device(name: str) -> torch.device:
+    """Return the device of this name; "auto": the GPU if there is one, otherwise the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -19,31 +20,31 @@ def pick_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         known = "cpu" + "".join(f", cuda:{i}" for i in range(torch.cuda.device_count()))
-        raise VitreousError(f"device = {name!r} cannot be used here: there is {known}") from error
+        raise VitreousError(f"device = {name!r} cannot be used here; available: {known}") from error
     if device.type not in ("cpu", "cuda"):
-        raise VitreousError(f"device = {name!r}: there is cpu and cuda")
+        raise VitreousError(f"device = {name!r} is not supported: expected cpu or cuda")
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
 
 
 def pick_precision(name: str, device: torch.device) -> tuple[str, str | None]:
-    """The precision that is used, and what there is to say about it."""
+    """Return the precision to use, and a note for the user if there is one."""
     if name == "auto":
         return ("bf16" if device.type == "cuda" else "fp32"), None
-    if name == "bf16" and device.type == "cpu" and not _bf16_lives():
-        return "fp32", "bf16 matrix products end the process on this CPU (tried in a child process): fp32 is used"
+    if name == "bf16" and device.type == "cpu" and not _bf16_works():
+        return "fp32", "bf16 matrix products crash on this CPU (tested in a child process): fp32 is used"
     if name == "fp8" and device.type == "cuda":
-        return name, FP8
+        return name, FP8_NOTE
     return name, None
 
 
-def _bf16_lives() -> bool:
-    """Some virtual CPUs promise instructions that kill whoever uses them: a child goes first."""
+def _bf16_works() -> bool:
+    """Whether bf16 matmuls work. Some virtual CPUs advertise instructions that kill the process: test in a child."""
     code = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); (x @ x).sum().item()"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def used_memory(device: torch.device) -> int:
-    """The most bytes that were taken so far."""
+def peak_memory(device: torch.device) -> int:
+    """Return the highest number of bytes allocated so far: tensors on a GPU, the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

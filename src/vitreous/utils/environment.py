@@ -13,8 +13,8 @@ from vitreous import __version__
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Versions and hardware, for whoever wants the same numbers."""
-    found = {
+    """Return versions and hardware, to reproduce the numbers of a run."""
+    versions = {
         "vitreous": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -22,8 +22,8 @@ def environment(device: torch.device) -> dict[str, str]:
         "cpu": f"{_cpu()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
     }
     if device.type == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
-    return found
+        versions |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+    return versions
 
 
 def _cpu() -> str:
@@ -35,7 +35,7 @@ def _cpu() -> str:
 
 
 def program() -> str:
-    """What to type for `vitreous`: from an environment that is not on the path, where it lies."""
+    """Return the name of the program for commands that are shown: `vitreous`, or its path if it is not on PATH."""
     called = Path(sys.argv[0])
     if called.name != "vitreous" or shutil.which("vitreous"):
         return "vitreous"
@@ -43,7 +43,7 @@ def program() -> str:
 
 
 def command() -> str:
-    """What was typed."""
+    """Return the command line of this process."""
     called, *arguments = sys.argv
     name = Path(called).name
     return shlex.join(["vitreous" if name == "__main__.py" else name, *arguments])

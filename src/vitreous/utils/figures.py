@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, which is imported when something is drawn."""
+"""Figures with matplotlib, which is imported only when something is drawn."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# "$5^{th}$" may be the name of a class: it is neither a formula nor TeX, whatever the user's matplotlibrc says.
+# A class may be called "$5^{th}$". These settings draw it literally, whatever the user's matplotlibrc says.
 LITERAL: Any = {"text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False}
 
 
-def check_drawing() -> None:
-    """Before hours of work: whether a picture can be drawn at the end."""
+def require_matplotlib() -> None:
+    """Raise an error if matplotlib is not installed. Commands call it before they do hours of work."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -29,14 +29,14 @@ def check_drawing() -> None:
 
 
 def literal_text(draw: Callable[P, R]) -> Callable[P, R]:
-    """For functions that draw: whatever is written in a figure is shown letter by letter, never as a formula.
+    """Decorate a function that draws: text in its figures is shown literally, never as a formula.
 
-    A text keeps this when it is drawn later, outside of the function.
+    This also holds if the figure is rendered after the function has returned.
     """
 
     @wraps(draw)
     def drawing(*arguments: P.args, **options: P.kwargs) -> R:
-        check_drawing()
+        require_matplotlib()
         from matplotlib import rc_context
 
         with rc_context(LITERAL):
@@ -45,22 +45,22 @@ def literal_text(draw: Callable[P, R]) -> Callable[P, R]:
     return drawing
 
 
-def label(name: object, most: int = 60) -> str:
-    """A name as it is drawn: on one line, without control characters, and not too long."""
+def label_text(name: object, most: int = 60) -> str:
+    """Return a name for a figure: on one line, without control characters, at most `most` characters long."""
     shown = printable(str(name)[: most + 1])
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
-def legend(owner: Any, handles: Sequence[Any], names: Sequence[str], **options: Any) -> None:
-    """A legend of a figure or an axis. matplotlib itself would leave out names that start with an underscore."""
+def add_legend(owner: Any, handles: Sequence[Any], names: Sequence[str], **options: Any) -> None:
+    """Add a legend to a figure or an axis. Unlike matplotlib's own, it shows names that start with an underscore."""
     made = owner.legend(handles, ["name"] * len(handles), **options)
     for text, name in zip(made.get_texts(), names, strict=True):
-        text.set_text(label(name, 40))
+        text.set_text(label_text(name, 40))
 
 
-def blank(width: float, height: float) -> Figure:
-    """A figure of so many inches, which no window shows."""
-    check_drawing()
+def new_figure(width: float, height: float) -> Figure:
+    """Return a new figure of this size in inches. It needs no display."""
+    require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -69,13 +69,13 @@ def blank(width: float, height: float) -> Figure:
     return figure
 
 
-def rendered(figure: Figure, kind: str, dpi: int = 160) -> bytes:
-    """The bytes of a file: png or svg. The same figure gives the same bytes."""
+def render_figure(figure: Figure, kind: str, dpi: int = 160) -> bytes:
+    """Return a figure as the bytes of a png or svg file. The same figure gives the same bytes."""
     from matplotlib import rc_context
 
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     undated = {"Date": None} if kind == "svg" else {}
     with rc_context({"svg.hashsalt": "vitreous"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of letters that the font does not have, which are drawn as boxes
-        figure.savefig(held, format=kind, dpi=dpi, metadata=undated, bbox_inches="tight")
-    return held.getvalue()
+        warnings.simplefilter("ignore", UserWarning)  # about missing glyphs, which are drawn as boxes
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=undated, bbox_inches="tight")
+    return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""What every page that we write has in common: text that stays text, and no script but its own."""
+"""HTML pages: escaping of text, and a Content-Security-Policy that allows only the page's own script."""
 
 import base64
 import hashlib
@@ -8,17 +8,17 @@ from vitreous.utils.console import printable
 
 
 def clean(value: object) -> str:
-    """Anything as text that can be written."""
+    """Return a value as text without control characters."""
     return printable(value, keep="\t\n")
 
 
 def text(value: object) -> str:
-    """Anything as HTML that shows it, and does nothing else."""
+    """Return a value as escaped HTML."""
     return escape(clean(value))
 
 
-def policy(script: str) -> str:
-    """What the browser itself keeps the page to: no network, and no script but this one, by its hash."""
+def content_security_policy(script: str) -> str:
+    """Return a policy that forbids network access and all scripts except this one, which is allowed by its hash."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"

@@ -1,4 +1,4 @@
-"""How much memory there is to take."""
+"""Free memory of a device, and errors before an allocation that exceeds it."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from vitreous.errors import VitreousError
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken."""
+    """Return the number of bytes that can be allocated."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -17,24 +17,24 @@ def free_memory(device: torch.device) -> int:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return min(free, _group_limit())
+    return min(free, _container_limit())
 
 
 def require_memory(needed: int, what: str, device: torch.device | str = "cpu") -> None:
-    """An error before memory is taken that is not there: an allocation may be granted and its use end the process."""
+    """Raise an error if `needed` bytes are not free. Linux may grant an allocation and then kill the process."""
     device = torch.device(device)
-    if device.type == "meta" or needed < CERTAIN:
+    if device.type == "meta" or needed < NOT_CHECKED:
         return
     if needed > (free := free_memory(device)):
         where = "GPU memory" if device.type == "cuda" else "memory"
         raise VitreousError(f"{what} takes {size_text(needed)} of {where}, and {size_text(free)} are free")
 
 
-CERTAIN = 64 * 2**20  # bytes for which it does not pay to ask
+NOT_CHECKED = 64 * 2**20  # bytes; smaller allocations are not checked
 
 
 def size_text(count: float) -> str:
-    """1536 -> "1.5 KiB"."""
+    """Return a number of bytes as text: 1536 -> "1.5 KiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -42,8 +42,8 @@ def size_text(count: float) -> str:
     return f"{count:,.1f} TiB"
 
 
-def _group_limit() -> int:
-    """What a container may still take. Files that the system keeps in memory do not count: it gives that back."""
+def _container_limit() -> int:
+    """Return the bytes that a container can still allocate. Cached files do not count: the system can drop them."""
     try:
         folder = Path("/sys/fs/cgroup")
         limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))

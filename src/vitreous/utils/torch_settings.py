@@ -12,11 +12,11 @@ from vitreous.utils.device import pick_device
 
 @contextmanager
 def default_modes() -> Iterator[None]:
-    """float32, the CPU, gradients and no autocast by default, whatever holds around the block; and again after it."""
+    """Use torch's defaults (float32, CPU, gradients, no autocast) inside the block; restore the caller's after it."""
     with ExitStack() as stack:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
-        if torch.get_default_device().type != "cpu":  # only then: inside such a context every call of torch is slower
+        if torch.get_default_device().type != "cpu":  # not always: inside such a context every torch call is slower
             stack.enter_context(torch.device("cpu"))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -26,34 +26,33 @@ def default_modes() -> Iterator[None]:
         yield
 
 
-VERSIONS = 64  # of one compiled function: models and image sizes that one process may train
+MAX_VERSIONS = 64  # of one compiled function: one for each model and image size that a process trains
 
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # the environment variable that makes cuBLAS deterministic
 
 
 @contextmanager
 def run_settings(device: str, deterministic: bool = False) -> Iterator[None]:
-    """The process-wide settings of a run: enter this around all of it, and let nothing else in a run outlive it.
+    """Set the process-wide settings of a run, and restore the caller's on exit, also after an error or Ctrl-C.
 
-    On exit, also after an error or Ctrl-C, torch's flags, threads, random state and the environment are what the caller
-    had. Inside, the caller's default dtype, default device, no_grad, inference mode and autocast are switched off, so
-    that they do not change what a run computes.
+    Restored are torch's flags, threads and random state, and the environment. Inside, the caller's default dtype,
+    default device, no_grad, inference mode and autocast are off, so that they do not change what a run computes.
     """
     with ExitStack() as stack:
         stack.callback(set_threads, torch.get_num_threads())
         stack.enter_context(default_modes())
-        # All ViTs of a process share the code of a block: more than the usual 8 versions of it are no mistake.
+        # All ViTs of a process share the code of a block, so more than the default of 8 versions are normal.
         from torch._dynamo import config as dynamo
 
-        stack.enter_context(dynamo.patch(recompile_limit=max(dynamo.recompile_limit, VERSIONS)))
+        stack.enter_context(dynamo.patch(recompile_limit=max(dynamo.recompile_limit, MAX_VERSIONS)))
         gpus = range(torch.cuda.device_count()) if pick_device(device).type == "cuda" else ()
         stack.enter_context(torch.random.fork_rng(gpus, device_type="cuda"))
         if deterministic:
-            _deterministic(stack)
+            _use_deterministic_algorithms(stack)
         try:
             yield
         except RuntimeError as error:
-            if deterministic and WORKSPACE in str(error):  # torch read it when the process first multiplied on a GPU
+            if deterministic and WORKSPACE in str(error):  # torch reads it at the first matmul on a GPU
                 raise VitreousError(
                     f"deterministic: this process used the GPU before; start Python with {WORKSPACE}=:4096:8 set"
                 ) from error
@@ -61,8 +60,7 @@ def run_settings(device: str, deterministic: bool = False) -> Iterator[None]:
 
 
 def seed(number: int, device: torch.device) -> None:
-    """Seed torch's generators of the CPU and of this device. torch.manual_seed would seed every GPU there is, also
-    those that are not used."""
+    """Seed torch's generators of the CPU and of this device. torch.manual_seed would also seed unused GPUs."""
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -70,14 +68,14 @@ def seed(number: int, device: torch.device) -> None:
 
 
 def set_threads(count: int) -> None:
-    """How many threads torch uses on the CPU. Not touched if it is so many already: torch.set_num_threads also changes
-    settings of the libraries below it."""
+    """Set the number of CPU threads of torch, unless it is set already: torch.set_num_threads also changes settings of
+    other libraries."""
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
 
 
-def _deterministic(stack: ExitStack) -> None:
-    """The same bits on the same GPU."""
+def _use_deterministic_algorithms(stack: ExitStack) -> None:
+    """Use deterministic algorithms until the stack is closed."""
     if WORKSPACE not in os.environ:
         os.environ[WORKSPACE] = ":4096:8"
         stack.callback(os.environ.pop, WORKSPACE, None)

@@ -106,9 +106,9 @@ def test_a_short_name_is_a_recipe() -> None:
     assert FINETUNING_RECIPES == ("paper", "fast", "linear", "lora")
     for name in FINETUNING_RECIPES:
         assert finetuning_recipe(name) == recipe(f"finetune_{name}")
-    with pytest.raises(VitreousError, match="no recipe of fine-tuning is called 'liner'; did you mean linear"):
+    with pytest.raises(VitreousError, match="unknown fine-tuning recipe 'liner'; did you mean linear"):
         finetuning_recipe("liner")
-    with pytest.raises(VitreousError, match="called 'xyzzy'; there is paper, fast, linear, lora"):
+    with pytest.raises(VitreousError, match="'xyzzy'; the recipes are paper, fast, linear, lora"):
         finetuning_recipe("xyzzy")
 
 

@@ -88,15 +88,15 @@ def test_the_form() -> None:
     ],
 )
 def test_another_form_is_refused(change: Callable[[str], str]) -> None:
-    with pytest.raises(VitreousError, match="the recipe this does not say"):
+    with pytest.raises(VitreousError, match="the docstring of the recipe this must be"):
         parse_recipe_card("this", change(FORM))
 
 
 def test_a_name_that_is_none() -> None:
     for find in (recipe, recipe_card):
-        with pytest.raises(VitreousError, match="no recipe is called 'digit'; did you mean digits"):
+        with pytest.raises(VitreousError, match="unknown recipe 'digit'; did you mean digits"):
             find("digit")
-        with pytest.raises(VitreousError, match="no recipe is called 'xyzzy'; there is digits"):
+        with pytest.raises(VitreousError, match="unknown recipe 'xyzzy'; the recipes are digits"):
             find("xyzzy")
 
 

@@ -27,7 +27,7 @@ def source_fingerprint(source: Source) -> str:
 
 
 def dataset_fingerprint(data: DataSet) -> str:
-    """A hash of the classes, splits, labels and image names of a data set: what a position in the training stream means.
+    """A hash of the classes, splits, labels and image names of a data set: all that defines the training stream.
 
     Arrays are hashed by their bytes. Of a file only the last two parts of the path count, so that the folder may move;
     its content is not hashed.

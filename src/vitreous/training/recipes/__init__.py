@@ -1,5 +1,5 @@
-"""Recipes: each a function that returns a TrainConfig. Its docstring says, in a form that a program can read, what it
-reaches and how to get there:
+"""Recipes: functions that return a TrainConfig. The docstring of a recipe states its result and how to reproduce it, in
+a form that `recipe_card` can parse:
 
     RESULT, in TIME, on HARDWARE.
 
@@ -48,7 +48,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     )
 }
 FINETUNING_RECIPES = tuple(name.removeprefix("finetune_") for name in RECIPES if name.startswith("finetune_"))
-FORM = re.compile(
+CARD_PATTERN = re.compile(
     r"(?P<result>[^\n]+), in (?P<time>[^\n]+), on (?P<hardware>[^\n]+)\.\n\n"
     r"`(?P<command>vitreous (?:train|finetune) [^`\n]+)`: (?P<data>.+?)\.\n\n"
     r"Measured on (?P<measured>.+?)\.(?:\n\n(?P<notes>.+))?",
@@ -58,7 +58,7 @@ FORM = re.compile(
 
 @dataclass(frozen=True)
 class RecipeCard:
-    """What a recipe says about itself."""
+    """The statements in the docstring of a recipe."""
 
     name: str
     data: str
@@ -66,44 +66,45 @@ class RecipeCard:
     time: str
     hardware: str
     command: str
-    measured: str  # on which images, and how the weights were selected
+    measured: str  # the images of the result, and how the weights were selected
     notes: str
 
 
 def recipe(name: str) -> TrainConfig:
-    """The config of a recipe."""
-    return _named(name)()
+    """Return the config of a recipe."""
+    return _find_recipe(name)()
 
 
 def finetuning_recipe(name: str) -> TrainConfig:
-    """The config of a recipe of `vitreous finetune`, by its short name."""
+    """Return the config of a recipe of `vitreous finetune`, by its short name."""
     if name not in FINETUNING_RECIPES:
         near = get_close_matches(name, FINETUNING_RECIPES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(FINETUNING_RECIPES)}"
-        raise VitreousError(f"no recipe of fine-tuning is called {name!r}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"the recipes are {', '.join(FINETUNING_RECIPES)}"
+        raise VitreousError(f"unknown fine-tuning recipe {name!r}; {hint}")
     return recipe(f"finetune_{name}")
 
 
 def recipe_card(name: str) -> RecipeCard:
-    """What a recipe says about itself, read from its docstring."""
-    return parse_recipe_card(name, getdoc(_named(name)) or "")
+    """Return the statements in the docstring of a recipe."""
+    return parse_recipe_card(name, getdoc(_find_recipe(name)) or "")
 
 
 def parse_recipe_card(name: str, text: str) -> RecipeCard:
-    found = FORM.fullmatch(text)
+    """Parse the docstring of a recipe."""
+    found = CARD_PATTERN.fullmatch(text)
     if found is None or any("\n\n" in found[part] for part in ("data", "measured")):
         raise VitreousError(
-            f"the recipe {name} does not say `RESULT, in TIME, on HARDWARE.`, then `COMMAND`: DATA., then `Measured on"
-            " IMAGES; how the weights were selected.`"
+            f"the docstring of the recipe {name} must be `RESULT, in TIME, on HARDWARE.`, then `COMMAND`: DATA., then"
+            " `Measured on IMAGES; how the weights were selected.`"
         )
     parts = ("result", "time", "hardware", "command", "data", "measured")
     words = {part: " ".join(found[part].split()) for part in parts}
     return RecipeCard(name, notes=found["notes"] or "", **words)
 
 
-def _named(name: str) -> Callable[[], TrainConfig]:
+def _find_recipe(name: str) -> Callable[[], TrainConfig]:
     if name not in RECIPES:
         near = get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(RECIPES)}"
-        raise VitreousError(f"no recipe is called {name!r}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"the recipes are {', '.join(RECIPES)}"
+        raise VitreousError(f"unknown recipe {name!r}; {hint}")
     return RECIPES[name]

@@ -1,8 +1,8 @@
-"""ImageNet as published: the paper's own settings, a better plain ViT-S/16, and DeiT III. We have not run them."""
+"""Published recipes for ImageNet: the ViT paper, better plain ViT-S/16 baselines, and DeiT III. Not run by us."""
 
 from vitreous.training.config import TrainConfig
 
-# What the recipes below have in common, with everything off that they do not ask for.
+# Common settings of the recipes below. Augmentation that a recipe does not set is off.
 PLAIN = TrainConfig().with_(
     image_size=224,
     dropout=0.0,
@@ -27,15 +27,15 @@ PLAIN = TrainConfig().with_(
 def paper_imagenet1k() -> TrainConfig:
     """74.8% of ImageNet-1k, published by Google Research for B/16 at 224 px, in a time not measured by us, on TPUv3.
 
-    `vitreous train imagenet --recipe paper_imagenet1k`: ImageNet-1k, a folder with train and val in it.
+    `vitreous train imagenet --recipe paper_imagenet1k`: ImageNet-1k, a folder with train/ and val/.
 
-    Measured on ImageNet's validation images, as published; how the weights were selected is not known here.
+    Measured on ImageNet's validation images, as published; how the weights were selected is not known to us.
 
-    Table 3 of "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2020). Fine-tuned at 384 px it is 77.9% there, which
-    is the number of Table 5. The paper does not name the loss: its authors told on GitHub of a sigmoid, with biases
-    that start at -10, and of the 74.8%. The table is for all sizes: `--model L/16 --representation-size 1024`.
+    Table 3 of "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2020). Fine-tuned at 384 px, the paper reports 77.9%
+    (Table 5). The paper does not name the loss: its authors describe a sigmoid loss with an initial bias of -10, and
+    the 74.8%, on GitHub. The settings are the same for all model sizes: `--model L/16 --representation-size 1024`.
 
-    Not as theirs: weight decay leaves norms, biases, positions and tokens alone; targets are 1 and 0, not 0.9999 and
+    Differences: no weight decay for norms, biases, position embeddings and tokens; targets are 1 and 0, not 0.9999 and
     0.0001.
     """
     return PLAIN.with_(
@@ -60,15 +60,15 @@ def paper_imagenet1k() -> TrainConfig:
 def paper_imagenet21k() -> TrainConfig:
     """47.9% of ImageNet-21k, published by Google Research for B/16 at 224 px, in a time not measured by us, on TPUv3.
 
-    `vitreous train imagenet21k --recipe paper_imagenet21k`: ImageNet-21k, a folder with one for each class.
+    `vitreous train imagenet21k --recipe paper_imagenet21k`: ImageNet-21k, a folder with one subfolder per class.
 
-    Measured on held-out images of ImageNet-21k, as published; how the weights were selected is not known here.
+    Measured on held-out images of ImageNet-21k, as published; how the weights were selected is not known to us.
 
-    Table 3 of "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2020), with what its authors told on GitHub: the
-    loss, its biases, and a learning rate that ends at 1e-5. Fine-tuned at 384 px it is 84.0% of ImageNet-1k, the number
-    of Table 5.
+    Table 3 of "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2020), with details that its authors give on GitHub:
+    the loss, its bias, and a final learning rate of 1e-5. Fine-tuned at 384 px, the paper reports 84.0% on ImageNet-1k
+    (Table 5).
 
-    Not as theirs: weight decay leaves norms, biases, positions and tokens alone; targets are 1 and 0, not 0.9999 and
+    Differences: no weight decay for norms, biases, position embeddings and tokens; targets are 1 and 0, not 0.9999 and
     0.0001.
     """
     return paper_imagenet1k().with_(
@@ -84,15 +84,15 @@ def paper_imagenet21k() -> TrainConfig:
 def plain_s16() -> TrainConfig:
     """76.5% of ImageNet-1k, published by Beyer et al. for S/16 at 224 px, in 6 to 7 hours, on a TPUv3-8.
 
-    `vitreous train imagenet --recipe plain_s16`: ImageNet-1k, a folder with train and val in it.
+    `vitreous train imagenet --recipe plain_s16`: ImageNet-1k, a folder with train/ and val/.
 
-    Measured on ImageNet's validation images, as published; how the weights were selected is not known here.
+    Measured on ImageNet's validation images, as published; how the weights were selected is not known to us.
 
     "Better plain ViT baselines for ImageNet-1k" (Beyer, Zhai and Kolesnikov, 2022), after big_vision's vit_s16_i1k. Its
-    weight decay of 1e-4 is multiplied by the schedule alone, ours by the learning rate too: 0.1.
+    weight decay of 1e-4 is multiplied by the schedule only; ours also by the learning rate, so it is 0.1 here.
 
-    Not as theirs: each pair of images has its own share of mixup, where theirs draws one for the batch; our RandAugment
-    does not invert, cut out or add to dark pixels; theirs trains on 99% of the training images.
+    Differences: mixup draws one ratio per pair of images, not per batch; RandAugment has no Invert, Cutout and
+    SolarizeAdd; all training images are used, not 99%.
     """
     return PLAIN.with_(
         model="S/16",
@@ -117,11 +117,11 @@ def plain_s16() -> TrainConfig:
 def plain_s16_300() -> TrainConfig:
     """80% of ImageNet-1k, published by Beyer et al. for S/16 at 224 px, in less than a day, on a TPUv3-8.
 
-    `vitreous train imagenet --recipe plain_s16_300`: ImageNet-1k, a folder with train and val in it.
+    `vitreous train imagenet --recipe plain_s16_300`: ImageNet-1k, a folder with train/ and val/.
 
-    Measured on ImageNet's validation images, as published; how the weights were selected is not known here.
+    Measured on ImageNet's validation images, as published; how the weights were selected is not known to us.
 
-    The recipe plain_s16 for 300 epochs, and not as theirs in the same points.
+    The recipe plain_s16 for 300 epochs, with the same differences.
     """
     return plain_s16().with_(duration="300 epochs")
 
@@ -129,17 +129,17 @@ def plain_s16_300() -> TrainConfig:
 def deit3() -> TrainConfig:
     """81.4% of ImageNet-1k, published by Touvron et al. for S/16 at 224 px, in a time not measured by us, on 8 GPUs.
 
-    `vitreous train imagenet --recipe deit3`: ImageNet-1k, a folder with train and val in it.
+    `vitreous train imagenet --recipe deit3`: ImageNet-1k, a folder with train/ and val/.
 
-    Measured on ImageNet's validation images, as published; how the weights were selected is not known here.
+    Measured on ImageNet's validation images, as published; how the weights were selected is not known to us.
 
     "DeiT III: Revenge of the ViT" (Touvron, Cord and Jégou, 2022), by the command of its authors for ViT-S, whose
-    learning rate (4e-3) and weight decay (0.05) are not those of the paper's Table 1 (3e-3, 0.02). They clip the
-    gradient of a loss that is averaged over 1,000 classes at 1; ours is the sum over them, clipped at 1,000.
+    learning rate (4e-3) and weight decay (0.05) differ from Table 1 of the paper (3e-3, 0.02). They clip the gradient
+    of a loss that is averaged over 1,000 classes at 1; ours is summed over the classes and clipped at 1,000.
 
-    Not as theirs: no repeated augmentation (theirs shows three variants of each image, so that 800 of their epochs see
-    an image as often as 800 of ours, in other company); a mixed image has shares of two labels, where theirs counts
-    both in full; pixels are scaled to -1 to 1; evaluation shows the middle 87.5% of the side, theirs all of it.
+    Differences: no repeated augmentation (theirs puts three variants of an image into a batch; an image is seen equally
+    often); the target of a mixed image is a weighted sum of two labels, where theirs counts both fully; pixels are
+    scaled to -1 to 1; evaluation uses a centre crop of 87.5% of the side, theirs the whole image.
     """
     return PLAIN.with_(
         model="S/16",

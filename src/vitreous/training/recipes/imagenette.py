@@ -1,18 +1,18 @@
-"""Ten classes of ImageNet at 160 px, from scratch, and the checkpoint that comes with the package."""
+"""Imagenette (ten classes of ImageNet at 160 px) from scratch, and the checkpoint that comes with the package."""
 
 from vitreous.training.config import TrainConfig
 
 
 def imagenette() -> TrainConfig:
-    """90.0% of the validation images (seed 0), in 139 s beside another run, on one H200.
+    """90.0% of the validation images (seed 0), in 139 s with another run on the same GPU, on one H200.
 
     `vitreous train imagenette --recipe imagenette`: Imagenette at 160 px, its 9,469 training images in train/, its
     3,925 validation images in test/.
 
     Measured on the 3,925 validation images of Imagenette; EMA weights of the last step, not selected.
 
-    Patches of 10, so that small photographs become 256 tokens; smaller images first, 64 and then 144 of them. Nothing
-    is held out, and nothing is chosen by the images that it is measured on.
+    A patch size of 10, for 256 tokens per image; smaller images first, with 64 and then 144 tokens. There is no
+    validation split, and the images of the result are not used for any choice.
     """
     return TrainConfig().with_(
         model="Ti/16",
@@ -54,16 +54,16 @@ def imagenette() -> TrainConfig:
 
 
 def vitreous_mini() -> TrainConfig:
-    """88.9% of 2,973 training images held out (seed 0), in 132 s beside another run, on one H200.
+    """88.9% of 2,973 training images held out (seed 0), in 132 s with another run on the same GPU, on one H200.
 
     `vitreous train mini.npz --recipe vitreous_mini`: CIFAR-10's and Imagenette's training images as one set of 20
-    classes, which examples/mini_data.py makes.
+    classes, written by examples/mini_data.py.
 
-    Measured on 2,973 held-out training images, which also selected the weights: the best of some 40 evaluations, so the
-    number is a little too high.
+    Measured on 2,973 held-out training images, which also selected the weights: the best of about 40 evaluations, so
+    the number is slightly too high.
 
-    What the checkpoint in the package is made of: its first 7 blocks, by examples/ship_mini.py. Grey, blurred and
-    solarised images are among those that it learns from, since what it is good for afterwards may be drawn or grey.
+    The checkpoint of the package is the first 7 blocks of this model (examples/ship_mini.py). Training includes grey,
+    blurred and solarised images, since the images of later tasks may be grey or drawings.
     """
     return imagenette().with_(
         model="vitreous-mini",

@@ -1,6 +1,7 @@
 """Rules for the source: which package may import which, who may print, sizes, unique names, and cost of an import."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -185,3 +186,25 @@ def test_the_package_says_what_it_offers() -> None:
     assert set(vitreous.__all__) <= set(dir(vitreous))
     for name in vitreous.__all__:
         assert getattr(vitreous, name).__name__ == name
+
+
+def test_the_architecture_page_names_files_and_functions_that_exist() -> None:
+    text = (SOURCE.parents[1] / "docs" / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`([a-z_0-9/]+\.py)(?::([A-Za-z_.0-9]+))?`", text))
+    assert len(named) > 80
+    for file, name in sorted(named):
+        path = SOURCE / file if (SOURCE / file).exists() else SOURCE.parents[1] / file
+        assert path.is_file(), file
+        node: ast.AST | None = ast.parse(path.read_text())
+        for part in filter(None, name.split(".")):
+            assert node is not None
+            node = next((child for child in ast.iter_child_nodes(node) if getattr(child, "name", None) == part), None)
+            assert node is not None, f"{file} has no {name}"
+
+
+def test_the_readme_states_the_length_of_the_forward_pass() -> None:
+    text = (SOURCE.parents[1] / "README.md").read_text()
+    stated = re.search(r"read `models/vit.py`, `models/embed.py` and `models/drop.py`: ([\d,]+) lines", text)
+    assert stated
+    lines = sum((SOURCE / "models" / f"{name}.py").read_text().count("\n") for name in ("vit", "embed", "drop"))
+    assert stated[1] == f"{lines:,}"

@@ -85,8 +85,8 @@ class PeerWorker:
         row = {
             "images_per_second": round(self.measurement.batch / times.median, 2),
             "ms": round(1e3 * times.median, 4),
-            "ms_10": round(1e3 * times.at(0.1), 4),
-            "ms_90": round(1e3 * times.at(0.9), 4),
+            "ms_10": round(1e3 * times.quantile(0.1), 4),
+            "ms_90": round(1e3 * times.quantile(0.9), 4),
             "repeats": repeats,
             "peak_gib": round((peak - self.base) / 2**30, 3),
         }

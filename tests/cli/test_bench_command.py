@@ -23,7 +23,7 @@ def run(*arguments: object) -> int:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(machine.SIDES, "cpu", 96)
+    monkeypatch.setitem(machine.MATMUL_SIDES, "cpu", 96)
     save(tiny_vit(), "tiny.safetensors")
     return tmp_path
 
@@ -59,6 +59,6 @@ def test_ctrl_c(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_measured", interrupted)
+    monkeypatch.setattr(module, "_measure_step", interrupted)
     assert run("--model", "tiny.safetensors") == 130
     assert capsys.readouterr().err == "vitreous: stopped\n"

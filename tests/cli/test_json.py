@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setitem(machine.SIDES, "cpu", 96)
+    monkeypatch.setitem(machine.MATMUL_SIDES, "cpu", 96)
     for split in ("train", "test"):
         classes(tmp_path / "pets" / split, {"cat": 12, "dog": 12})
     model = tiny_vit(num_classes=2)

@@ -129,7 +129,7 @@ NAMED = ("train", "finetune", "data", "predict", "inspect", "evaluate", "feature
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(machine.SIDES, "cpu", 96)
+    monkeypatch.setitem(machine.MATMUL_SIDES, "cpu", 96)
     arguments, code = COMMANDS[name]
     if name == "data, twice":
         run("data", DATA)

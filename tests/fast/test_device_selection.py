@@ -25,7 +25,7 @@ from helpers import images
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from vitreous.benchmark.machine import timed
+from vitreous.benchmark.machine import time_steps
 from vitreous.fast import cublaslt, cuda_graphs, kernels, short_attention
 from vitreous.fast.cuda_graphs import GraphedFunction
 from vitreous.training.graphs import CapturedPass
@@ -396,6 +396,6 @@ def test_times_are_taken_on_the_device_that_works(current: Current, monkeypatch:
     methods = {"record": lambda self: recorded.append(current.device), "elapsed_time": lambda self, other: 1.0}
     monkeypatch.setattr(torch.cuda, "Event", type("Event", (), {"__init__": lambda self, **options: None, **methods}))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(current.device))
-    timed(lambda: None, torch.device("cuda:1"), repeats=2)
+    time_steps(lambda: None, torch.device("cuda:1"), repeats=2)
     assert recorded == [1, 1, 1]
     assert waited[-1] == 1

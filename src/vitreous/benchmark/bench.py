@@ -1,4 +1,4 @@
-"""`vitreous bench`: how fast a model is on this machine, in training or inference, and how much of it that takes."""
+"""`vitreous bench`: throughput of a model in training or inference, and the utilisation of the machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from typing import Any, Literal, cast
 
 import torch
 
-from vitreous.benchmark.input_pipeline import Pipeline, measure_pipeline
-from vitreous.benchmark.machine import SIDES, Energy, PeakMemory, Times, matmul_peak, speed, timed, wait
-from vitreous.benchmark.synthetic import synthetic_batch, synthetic_engine, wake_head_, way
+from vitreous.benchmark.input_pipeline import PipelineResult, measure_pipeline
+from vitreous.benchmark.machine import (
+    MATMUL_SIDES,
+    Energy,
+    PeakMemory,
+    StepTimes,
+    matmul_peak,
+    synchronise,
+    throughput_text,
+    time_steps,
+)
+from vitreous.benchmark.synthetic import randomise_head_, step_path, synthetic_batch, synthetic_engine
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel, open_model
 from vitreous.fast.accelerate import Precision, accelerate
@@ -29,29 +38,29 @@ from vitreous.utils.memory import size_text
 from vitreous.utils.torch_settings import run_settings
 
 Mode = Literal["train", "infer", "data"]
-WARM_UP = 3
-DAY = 24 * 60 * 60  # seconds: the longest that a measurement may be asked to take
-LARGE = 150_000_000  # parameters: with more, batches are halved
-DOING = {"infer": "inference", "train": "training"}
+WARM_UP_STEPS = 3
+MAX_SECONDS = 24 * 60 * 60
+LARGE_MODEL = 150_000_000  # parameters: from here on the default batch size is halved
+MODE_NAMES = {"infer": "inference", "train": "training"}
 
 
 @dataclass(frozen=True)
-class Speed:
-    """What was measured of a model."""
+class ThroughputResult:
+    """Measurements of a model."""
 
     model: str
     mode: str
     precision: str
     device: str
     batch_size: int
-    chosen: bool  # the batch size, by the model and the device
+    default_batch_size: bool  # not set by the user
     cost: Cost
-    path: str  # which way was taken, in words
-    times: Times
-    start_up: float  # seconds: building, and the first batch with all that is compiled for it
-    peak_flops: float  # that a large product reaches here, in a second
-    memory: int  # bytes at the peak
-    joules: float | None  # for an image
+    path: str  # how the steps were run
+    times: StepTimes
+    start_up: float  # seconds for building the model and the first batch, with compilation
+    peak_flops: float  # per second, of a large matmul
+    memory: int  # peak, in bytes
+    joules: float | None  # per image
     notes: tuple[str, ...]
     origin: dict[str, Any]  # date, command, versions, hardware
 
@@ -61,29 +70,29 @@ class Speed:
 
     @property
     def flops(self) -> float:
-        """Of the model, in a second."""
-        each = self.cost.training_flops if self.mode == "train" else self.cost.flops.total
-        return each * self.images_per_second
+        """FLOPs of the model per second."""
+        per_image = self.cost.training_flops if self.mode == "train" else self.cost.flops.total
+        return per_image * self.images_per_second
 
     @property
-    def share(self) -> float:
-        """Of the machine's own peak."""
+    def utilisation(self) -> float:
+        """Fraction of the machine's peak."""
         return self.flops / self.peak_flops
 
     def to_json(self) -> dict[str, Any]:
-        kept = ("model", "mode", "precision", "device", "batch_size", "path")
+        fields = ("model", "mode", "precision", "device", "batch_size", "path")
         return {
             **self.origin,
-            **{name: getattr(self, name) for name in kept},
+            **{name: getattr(self, name) for name in fields},
             "size": list(self.cost.size),
             "parameters": self.cost.parameters,
             "images_per_second": self.images_per_second,
             "batch_ms": self.times.to_json(),
             "repeats": len(self.times.seconds),
-            "warm_up": WARM_UP,
+            "warm_up": WARM_UP_STEPS,
             "model_flops_per_second": self.flops,
             "matmul_flops_per_second": self.peak_flops,
-            "share_of_peak": self.share,
+            "share_of_peak": self.utilisation,
             "peak_memory_bytes": self.memory,
             "joules_per_image": self.joules,
             "start_up_seconds": self.start_up,
@@ -91,31 +100,32 @@ class Speed:
         }
 
     def facts(self) -> list[tuple[str, str]]:
-        """For people: what there is to say, and how it is called."""
+        """Return the rows of the printed table."""
         height, width = self.cost.size
         flops = f"{self.cost.flops.total / 1e9:,.1f} GFLOPs forward at {height} x {width}"
-        side = f"{SIDES[torch.device(self.device).type]:,}"
-        chosen = "; chosen by model and device, --batch-size sets it" if self.chosen else ""
+        side = f"{MATMUL_SIDES[torch.device(self.device).type]:,}"
+        default = "; default for the model and the device, --batch-size changes it" if self.default_batch_size else ""
         return [
             ("model", f"{self.model}: {self.cost.parameters:,} parameters, {flops}"),
-            ("doing", f"{DOING[self.mode]} in {self.precision} on {self.origin['hardware']}"),
+            ("mode", f"{MODE_NAMES[self.mode]} in {self.precision} on {self.origin['hardware']}"),
             ("path", self.path),
-            ("speed", speed(self.images_per_second)),
-            ("batch", f"{self.batch_size:,} images{chosen}"),
-            ("time", f"{self.times}, after {WARM_UP} to warm up"),
+            ("speed", throughput_text(self.images_per_second)),
+            ("batch", f"{self.batch_size:,} images{default}"),
+            ("time", f"{self.times}, after {WARM_UP_STEPS} warm-up batches"),
             (
                 "arithmetic",
-                f"{rate(self.flops)}, {self.share:.0%} of the {rate(self.peak_flops)} of a product of two"
-                f" {side} x {side} matrices in {self.precision}",
+                f"{flops_text(self.flops)}, {self.utilisation:.0%} of the {flops_text(self.peak_flops)} of a matmul"
+                f" with {side} x {side} matrices in {self.precision}",
             ),
-            ("memory", f"{size_text(self.memory)} at the peak"),
-            ("energy", "not readable here" if self.joules is None else f"{self.joules:,.3g} J an image"),
-            ("start-up", f"{self.start_up:,.1f} s for building and the first batch, with all compiling"),
+            ("memory", f"{size_text(self.memory)} peak"),
+            ("energy", "not readable on this machine" if self.joules is None else f"{self.joules:,.3g} J per image"),
+            ("start-up", f"{self.start_up:,.1f} s for building the model and the first batch, with compilation"),
             *(("note", note) for note in self.notes),
         ]
 
 
-def rate(flops: float) -> str:
+def flops_text(flops: float) -> str:
+    """Format FLOPs per second."""
     return f"{flops / 1e12:,.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:,.3g} GFLOP/s"
 
 
@@ -131,49 +141,51 @@ def bench(  # noqa: PLR0913 (as many as there are flags)
     data: str | os.PathLike[str] | None = None,
     recipe: str | None = None,
     workers: int | None = None,
-) -> Speed | Pipeline:
-    """How fast this machine is with a model (B/16 if none is named), or with the images of training (mode="data").
+) -> ThroughputResult | PipelineResult:
+    """Measure the throughput of a model (default: B/16), or of the input pipeline of training (mode="data").
 
-    `model` is a name of the zoo or a checkpoint. `data`, `recipe` and `workers` are for mode="data": images to decode,
-    whose augmentation, by how many processes.
+    `model` is a name of the zoo or a checkpoint. `data`, `recipe` and `workers` are for mode="data": the images to
+    decode, the recipe whose augmentation is measured, and the number of worker processes.
     """
-    if not 0 < seconds <= DAY:
-        raise VitreousError(f"seconds = {seconds:g}: must be more than 0, and at most {DAY:,}")
+    if not 0 < seconds <= MAX_SECONDS:
+        raise VitreousError(f"seconds = {seconds:g}: must be more than 0 and at most {MAX_SECONDS:,}")
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    chosen = pick_device(device)
+    used_device = pick_device(device)
     if mode == "data":
-        _refuse(mode, model=model, precision=None if precision == "auto" else precision)
+        _refuse_options(mode, model=model, precision=None if precision == "auto" else precision)
         if workers is not None and data is None:
-            raise VitreousError(f"workers = {workers}: they decode, and data names no images to decode")
+            raise VitreousError(f"workers = {workers}: workers decode images, so data must be set too")
         if workers is not None:
             check_count("workers", workers, 0, MAX_WORKERS)
         name = "cifar10" if recipe is None else recipe
         with run_settings(device):
-            found = measure_pipeline(name, data, size, batch_size, workers, chosen, seconds)
-        return replace(found, origin=_origin(chosen))
-    _refuse(mode, data=data, recipe=recipe, workers=workers)
-    if mode not in DOING:
-        raise VitreousError(f"mode = {mode!r}: there is train, infer and data")
+            result = measure_pipeline(name, data, size, batch_size, workers, used_device, seconds)
+        return replace(result, origin=_origin(used_device))
+    _refuse_options(mode, data=data, recipe=recipe, workers=workers)
+    if mode not in MODE_NAMES:
+        raise VitreousError(f"mode = {mode!r}: expected train, infer or data")
     if mode == "train" and precision == "fp8":
         raise VitreousError("precision = 'fp8' is for inference: train in bf16 or fp32")
     with run_settings(device):
-        return _speed(os.fspath(model or "B/16"), mode, size, batch_size, precision, chosen, seconds)
+        return _measure_model(os.fspath(model or "B/16"), mode, size, batch_size, precision, used_device, seconds)
 
 
-def _refuse(mode: str, **given: object) -> None:
+def _refuse_options(mode: str, **given: object) -> None:
+    """Raise if an option is set that the mode does not use."""
     for name, value in given.items():
         if value is not None:
-            raise VitreousError(f"{name}: has no meaning for mode = {mode!r}")
+            raise VitreousError(f"{name}: not used by mode = {mode!r}; remove it")
 
 
 def _origin(device: torch.device) -> dict[str, Any]:
+    """Return date, command, hardware and versions."""
     found = environment(device)
     hardware = found.get("gpu") or found["cpu"]
     return {"date": date.today().isoformat(), "command": command(), "hardware": hardware, "environment": found}
 
 
-def _speed(
+def _measure_model(
     name: str,
     mode: str,
     size: Size | None,
@@ -181,36 +193,36 @@ def _speed(
     precision: str,
     device: torch.device,
     seconds: float,
-) -> Speed:
-    settled, note = pick_precision(precision, device)
-    memory, began = PeakMemory(device), time.perf_counter()
-    subject = _opened(name, device)
-    spent = cost(subject.model, size)
-    count = batch_size or _usual_batch(spent, device)
-    begin = _training if mode == "train" else _inference
+) -> ThroughputResult:
+    used_precision, note = pick_precision(precision, device)
+    memory, start = PeakMemory(device), time.perf_counter()
+    opened = _open_model(name, device)
+    model_cost = cost(opened.model, size)
+    count = batch_size or _default_batch_size(model_cost, device)
+    prepare = _training_step if mode == "train" else _inference_step
     try:
-        step, tell = begin(subject, count, spent.size, settled)
+        step, describe = prepare(opened, count, model_cost.size, used_precision)
         step()
-        wait(device)
-        start_up = time.perf_counter() - began
-        times, joules = _measured(step, device, count, seconds)
+        synchronise(device)
+        start_up = time.perf_counter() - start
+        times, joules = _measure_step(step, device, count, seconds)
     except torch.OutOfMemoryError as error:
         raise VitreousError(f"out of memory on {device}: batch_size = {count} is too many images for {name}") from error
     peak = memory.read()
-    path, notes = tell()
-    del step, tell
-    return Speed(
-        subject.name.removeprefix(RANDOM_PREFIX),
+    path, notes = describe()
+    del step, describe
+    return ThroughputResult(
+        opened.name.removeprefix(RANDOM_PREFIX),
         mode,
-        settled,
+        used_precision,
         str(device),
         count,
         batch_size is None,
-        spent,
+        model_cost,
         path,
         times,
         start_up,
-        matmul_peak(device, settled),
+        matmul_peak(device, used_precision),
         peak,
         joules,
         (*((note,) if note else ()), *notes),
@@ -218,48 +230,48 @@ def _speed(
     )
 
 
-def _opened(name: str, device: torch.device) -> EvaluatedModel:
-    """A model of the zoo with random weights, or what a file has."""
+def _open_model(name: str, device: torch.device) -> EvaluatedModel:
+    """Open a checkpoint, or create a model of the zoo with random weights."""
     if name not in zoo.ZOO and (Path(name).exists() or "://" in name):
         return open_model(name, device)
     try:
-        subject = open_model(RANDOM_PREFIX + name, device)
+        opened = open_model(RANDOM_PREFIX + name, device)
     except VitreousError as error:
-        raise VitreousError(f"{name}: there is no such file, and {error}") from None
-    wake_head_(subject.model)
-    return subject
+        raise VitreousError(f"{name}: no such file, and {error}") from None
+    randomise_head_(opened.model)
+    return opened
 
 
-def _usual_batch(spent: Cost, device: torch.device) -> int:
+def _default_batch_size(model_cost: Cost, device: torch.device) -> int:
     if device.type == "cpu":
         return 8
-    return 256 if spent.parameters < LARGE else 128
+    return 256 if model_cost.parameters < LARGE_MODEL else 128
 
 
 Step = Callable[[], object]
-Tell = Callable[[], tuple[str, list[str]]]  # which way was taken, and what there is to say of it
+Describe = Callable[[], tuple[str, list[str]]]  # returns the path of the steps, and notes
 
 
-def _inference(subject: EvaluatedModel, count: int, size: tuple[int, int], precision: str) -> tuple[Step, Tell]:
-    """Logits of images that are normalised and on the device."""
-    device = next(subject.model.parameters()).device
+def _inference_step(opened: EvaluatedModel, count: int, size: tuple[int, int], precision: str) -> tuple[Step, Describe]:
+    """From normalised images on the device to logits."""
+    device = next(opened.model.parameters()).device
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    images = torch.randn(count, subject.model.config.channels, *size, device=device).to(dtype)
-    run = accelerate(subject.model, cast(Precision, precision))
+    images = torch.randn(count, opened.model.config.channels, *size, device=device).to(dtype)
+    run = accelerate(opened.model, cast(Precision, precision))
     return lambda: run(images), lambda: (run.path, [])
 
 
-def _training(subject: EvaluatedModel, count: int, size: tuple[int, int], precision: str) -> tuple[Step, Tell]:
-    """A whole step of a run: pixels on the device, normalised, forward, cross-entropy, backward, AdamW."""
-    engine = synthetic_engine(subject.model, count, size, precision)
+def _training_step(opened: EvaluatedModel, count: int, size: tuple[int, int], precision: str) -> tuple[Step, Describe]:
+    """A complete training step on pixels on the device: normalisation, forward, cross-entropy, backward, AdamW."""
+    engine = synthetic_engine(opened.model, count, size, precision)
     if engine.device.type == "cuda":
         engine.compile()
-    batch, world = synthetic_batch(subject.model, count, size), World()
-    return lambda: engine.step(batch, 0, count, world), lambda: (way(engine), engine.notes)
+    batch, world = synthetic_batch(opened.model, count, size), World()
+    return lambda: engine.step(batch, 0, count, world), lambda: (step_path(engine), engine.notes)
 
 
-def _measured(step: Step, device: torch.device, images: int, seconds: float) -> tuple[Times, float | None]:
-    """Times, and joules for each image."""
+def _measure_step(step: Step, device: torch.device, images: int, seconds: float) -> tuple[StepTimes, float | None]:
+    """Return the times of the steps, and the energy per image in joules."""
     energy, calls = Energy(device), 0
 
     def counted() -> None:
@@ -267,11 +279,11 @@ def _measured(step: Step, device: torch.device, images: int, seconds: float) -> 
         calls += 1
         step()
 
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP_STEPS):
         step()
-    wait(device)
+    synchronise(device)
     before = energy.read()
-    times = timed(counted, device, seconds=seconds, warm_up=0)
+    times = time_steps(counted, device, seconds=seconds, warm_up=0)
     after = energy.read()
-    spent = None if before is None or after is None or after <= before else (after - before) / (calls * images)
-    return times, spent
+    joules = None if before is None or after is None or after <= before else (after - before) / (calls * images)
+    return times, joules

@@ -1,4 +1,4 @@
-"""What a machine is measured by: how long a step takes, its peak of arithmetic and of copying, memory, energy."""
+"""Measurements of a machine: time of a step, peak matmul throughput, copy bandwidth, memory and energy."""
 
 from __future__ import annotations
 
@@ -16,87 +16,88 @@ from torch import Tensor
 
 from vitreous.utils.device import peak_memory
 
-LEAST, MOST = 3, 2000  # repeats, when seconds are given
-SIDES = {"cuda": 8192, "cpu": 2048}  # of the square matrices that find the peak
-COPIED = {"cuda": 2**31, "cpu": 2**28}  # bytes that find the bandwidth
+MIN_REPEATS, MAX_REPEATS = 3, 2000  # if a duration is given
+MATMUL_SIDES = {"cuda": 8192, "cpu": 2048}  # of the square matrices that measure the peak
+COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}  # size of the copy that measures the bandwidth
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of each repeat."""
+class StepTimes:
+    """The duration of each repeat in seconds."""
 
     seconds: tuple[float, ...]
 
-    def at(self, share: float) -> float:
-        """The quantile: 0.5 is the median."""
+    def quantile(self, q: float) -> float:
+        """Return a quantile with linear interpolation; 0.5 is the median."""
         ordered = sorted(self.seconds)
-        place = share * (len(ordered) - 1)
-        low = math.floor(place)
+        position = q * (len(ordered) - 1)
+        low = math.floor(position)
         high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+        return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
     @property
     def median(self) -> float:
-        return self.at(0.5)
+        return self.quantile(0.5)
 
     def to_json(self) -> dict[str, float]:
-        """In milliseconds."""
-        return {"median": 1e3 * self.median, "10%": 1e3 * self.at(0.1), "90%": 1e3 * self.at(0.9)}
+        """Return median and quantiles in milliseconds."""
+        return {"median": 1e3 * self.median, "10%": 1e3 * self.quantile(0.1), "90%": 1e3 * self.quantile(0.9)}
 
     def __str__(self) -> str:
-        middle, low, high = (_shown(self.at(share)) for share in (0.5, 0.1, 0.9))
-        return f"{middle} a batch (median of {len(self.seconds):,}; {low} to {high} for 10% to 90%)"
+        median, low, high = (_duration_text(self.quantile(q)) for q in (0.5, 0.1, 0.9))
+        return f"{median} per batch (median of {len(self.seconds):,}; 10% to 90% quantile: {low} to {high})"
 
 
-def speed(images: float) -> str:
-    """Images a second, for people."""
-    return f"{images:,.0f} images/s" if images >= 100 else f"{images:,.1f} images/s"
+def throughput_text(images_per_second: float) -> str:
+    """Format a throughput."""
+    digits = 0 if images_per_second >= 100 else 1
+    return f"{images_per_second:,.{digits}f} images/s"
 
 
-def _shown(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def wait(device: torch.device) -> None:
-    """Until everything that was asked of the device is done."""
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has finished all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def timed(
+def time_steps(
     step: Callable[[], object],
     device: torch.device,
     *,
     repeats: int | None = None,
     seconds: float = 1.0,
     warm_up: int = 3,
-    together: bool = True,
-) -> Times:
-    """So many repeats, or as many as fit into the seconds.
+    back_to_back: bool = True,
+) -> StepTimes:
+    """Time a step for a number of repeats, or for as many as fit into `seconds`.
 
-    On a GPU the steps follow each other as they do in a loop, and events stand between them: the host may run ahead.
-    With `together=False` each is waited for, so that its time is that from the call to the answer.
+    On a GPU the steps run back to back as in a loop, with CUDA events between them, and the host may run ahead. With
+    `back_to_back=False` the host synchronises after each step: the time is the latency from the call to the result.
     """
     for _ in range(warm_up):
         step()
-    wait(device)
+    synchronise(device)
     if repeats is None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         step()
-        wait(device)
-        repeats = max(LEAST, min(MOST, round(seconds / (time.perf_counter() - began))))
-    if device.type == "cuda" and together:
-        return _by_events(step, repeats, device)
-    found = []
+        synchronise(device)
+        repeats = max(MIN_REPEATS, min(MAX_REPEATS, round(seconds / (time.perf_counter() - start))))
+    if device.type == "cuda" and back_to_back:
+        return _time_with_events(step, repeats, device)
+    durations = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        start = time.perf_counter()
         step()
-        wait(device)
-        found.append(time.perf_counter() - began)
-    return Times(tuple(found))
+        synchronise(device)
+        durations.append(time.perf_counter() - start)
+    return StepTimes(tuple(durations))
 
 
-def _by_events(step: Callable[[], object], repeats: int, device: torch.device) -> Times:
+def _time_with_events(step: Callable[[], object], repeats: int, device: torch.device) -> StepTimes:
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     with torch.cuda.device(device):  # events are recorded on the current device
         events[0].record()
@@ -104,31 +105,31 @@ def _by_events(step: Callable[[], object], repeats: int, device: torch.device) -
             step()
             event.record()
         torch.cuda.synchronize()
-    return Times(tuple(a.elapsed_time(b) / 1e3 for a, b in pairwise(events)))
+    return StepTimes(tuple(a.elapsed_time(b) / 1e3 for a, b in pairwise(events)))
 
 
-# ---------------------------------------------------------------- peaks
+# ---------------------------------------------------------------- peak throughput
 
 
 def matmul_peak(device: torch.device, precision: str, side: int | None = None, repeats: int = 10) -> float:
-    """FLOP/s of a large square product in the precision, the machine's own ceiling for a model. fp8 has a scale for
-    each row and column."""
-    side = side or SIDES[device.type]
+    """Return the FLOP/s of a large square matmul in the precision: the practical limit for a model on this machine. fp8
+    uses one scale per row and per column."""
+    side = side or MATMUL_SIDES[device.type]
     a, b = (torch.randn(side, side, device=device) for _ in range(2))
-    step = {"fp32": _product, "bf16": _product_bf16, "fp8": _product_fp8}[precision](a, b)
-    return 2 * side**3 / timed(step, device, repeats=repeats).median
+    step = {"fp32": _matmul, "bf16": _matmul_bf16, "fp8": _matmul_fp8}[precision](a, b)
+    return 2 * side**3 / time_steps(step, device, repeats=repeats).median
 
 
-def _product(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+def _matmul(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
     out = torch.empty(len(a), b.shape[1], device=a.device, dtype=a.dtype)
     return lambda: torch.mm(a, b.T, out=out)
 
 
-def _product_bf16(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
-    return _product(a.bfloat16(), b.bfloat16())
+def _matmul_bf16(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+    return _matmul(a.bfloat16(), b.bfloat16())
 
 
-def _product_fp8(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+def _matmul_fp8(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
     rows, columns = torch.ones(len(a), 1, device=a.device), torch.ones(1, len(b), device=b.device)
     a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
 
@@ -142,29 +143,29 @@ def _product_fp8(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
 
 
 def copy_bandwidth(device: torch.device, count: int | None = None, repeats: int = 10) -> float:
-    """Bytes read and written in a second by a large copy within the device's memory."""
-    count = count or COPIED[device.type]
+    """Return the bytes per second that a large copy within the memory of the device reads and writes."""
+    count = count or COPY_BYTES[device.type]
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * count / timed(lambda: target.copy_(source), device, repeats=repeats).median
+    return 2 * count / time_steps(lambda: target.copy_(source), device, repeats=repeats).median
 
 
 # ---------------------------------------------------------------- memory
 
 
 class PeakMemory:
-    """The most bytes taken since `reset`: what tensors take on a GPU, what the process takes on a CPU."""
+    """Peak memory in bytes since `reset`: of tensors on a GPU, of the process on a CPU."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        torch.empty(1, device=device)  # there are no statistics of a GPU that nobody has used
+        torch.empty(1, device=device)  # torch has no statistics of a GPU before its first use
         self.reset()
 
     def reset(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             return
-        with suppress(OSError):  # elsewhere than on Linux it is the most since the process began
+        with suppress(OSError):  # on other systems than Linux: the peak since the process started
             Path("/proc/self/clear_refs").write_text("5")
 
     def read(self) -> int:
@@ -181,7 +182,7 @@ class PeakMemory:
 
 
 class Energy:
-    """Joules that the device has taken since some moment in the past; None where nobody can read them."""
+    """The energy counter of a device in joules; None if it cannot be read."""
 
     def __init__(self, device: torch.device):
         self._read = _nvml(device) if device.type == "cuda" else _rapl()
@@ -191,7 +192,7 @@ class Energy:
 
 
 def _nvml(device: torch.device) -> Callable[[], float | None] | None:
-    """A GPU's own counter, through the driver's library."""
+    """Return a function that reads the counter of a GPU through NVIDIA's management library."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         handle = ctypes.c_void_p()
@@ -210,9 +211,9 @@ def _nvml(device: torch.device) -> Callable[[], float | None] | None:
 
 
 def _rapl(root: Path = Path("/sys/class/powercap")) -> Callable[[], float | None] | None:
-    """The counters of all processor packages (Intel's interface, which AMD's processors have too)."""
+    """Return a function that reads the counters of all CPU packages (RAPL, for Intel and AMD)."""
     counters = sorted(root.glob("intel-rapl:[0-9]*/energy_uj"))
-    counters = [path for path in counters if path.parent.name.count(":") == 1]  # parts of a package are in it already
+    counters = [path for path in counters if path.parent.name.count(":") == 1]  # packages, not their parts
     try:
         ranges = [int((path.parent / "max_energy_range_uj").read_text()) for path in counters]
         last = [int(path.read_text()) for path in counters]
@@ -220,13 +221,13 @@ def _rapl(root: Path = Path("/sys/class/powercap")) -> Callable[[], float | None
         return None
     if not counters:
         return None
-    turns = [0] * len(counters)
+    wraps = [0] * len(counters)
 
     def read() -> float:
-        for place, path in enumerate(counters):
+        for i, path in enumerate(counters):
             now = int(path.read_text())
-            turns[place] += now < last[place]  # the counter began again from zero
-            last[place] = now
-        return sum(now + turn * top for now, turn, top in zip(last, turns, ranges, strict=True)) / 1e6
+            wraps[i] += now < last[i]  # the counter has wrapped around
+            last[i] = now
+        return sum(now + count * limit for now, count, limit in zip(last, wraps, ranges, strict=True)) / 1e6
 
     return read

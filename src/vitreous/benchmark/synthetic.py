@@ -1,4 +1,4 @@
-"""A training step without data: the engine of a run, shown the same random images again and again."""
+"""A training step on synthetic data: the engine of a training run with one batch of random images."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vitreous.training.engine import BatchPreparation, Engine
 from vitreous.training.optim import losses, optimisers
 from vitreous.utils import random_keys
 
-# Nothing happens to the images but that they are normalised.
-UNCHANGED = Augmentation(
+# Images are only normalised.
+NO_AUGMENTATION = Augmentation(
     crop=1.0,
     aspect=1.0,
     shift=0.0,
@@ -31,17 +31,19 @@ UNCHANGED = Augmentation(
 
 
 def synthetic_engine(model: VisionTransformer | BiT, batch: int, size: tuple[int, int], precision: str) -> Engine:
-    """The engine of a run with cross-entropy and AdamW, without clipping: whole batches in one pass, not compiled."""
+    """Return an engine with cross-entropy and AdamW, without clipping or gradient accumulation, not compiled."""
     classes, channels = model.config.num_classes, model.config.channels
     if classes < 2:
-        raise VitreousError(f"training needs a head that tells classes apart, and this model has {classes} classes")
+        raise VitreousError(f"training needs a head with 2 or more classes, and this model has {classes}")
     device = next(model.parameters()).device
     loss = losses.build_loss(Objective(loss="softmax", label_smoothing=0.0), torch.zeros(1).long(), classes, device)
     half = torch.full((channels, 1, 1), 0.5, device=device)
     return Engine(
         model.train(),
         loss,
-        BatchPreparation(BatchCropper(None, RandomResizedCrop(size, channels, UNCHANGED)), UNCHANGED, half, half, loss),
+        BatchPreparation(
+            BatchCropper(None, RandomResizedCrop(size, channels, NO_AUGMENTATION)), NO_AUGMENTATION, half, half, loss
+        ),
         optimisers.build_optimisers(model, Optimiser(optimiser="adamw", lr=1e-4, weight_decay=0.05, clip=None)),
         None,
         None,
@@ -51,20 +53,20 @@ def synthetic_engine(model: VisionTransformer | BiT, batch: int, size: tuple[int
 
 
 def synthetic_batch(model: VisionTransformer | BiT, batch: int, size: tuple[int, int]) -> Batch:
-    """Random pixels and labels, on the model's device."""
+    """Return random pixels and labels on the device of the model."""
     device = next(model.parameters()).device
     pixels = torch.randint(256, (batch, model.config.channels, *size), dtype=torch.uint8, device=device)
     labels = torch.randint(model.config.num_classes, (batch,), device=device)
     return Batch(pixels, random_keys.keys(0, torch.arange(batch)).to(device), labels)
 
 
-def way(engine: Engine) -> str:
-    """How its steps are done, in words."""
-    return engine.path + ("" if engine.captured is None else ", recorded as a CUDA graph")
+def step_path(engine: Engine) -> str:
+    """Return the path of the engine's steps, for messages."""
+    return engine.path + ("" if engine.captured is None else ", captured as a CUDA graph")
 
 
 @torch.no_grad()
-def wake_head_(model: VisionTransformer | BiT) -> None:
-    """The head starts at zero, so that a first backward would be one of zeros, which a GPU is quicker at."""
+def randomise_head_(model: VisionTransformer | BiT) -> None:
+    """Draw the weights of the head. They start at zero, and a GPU runs faster on the zero gradients of the blocks."""
     if isinstance(model.head, torch.nn.Linear):
         torch.nn.init.normal_(model.head.weight, std=0.02)

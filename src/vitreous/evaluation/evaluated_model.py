@@ -80,7 +80,7 @@ def _is_own_file(model: VisionTransformer | BiT, source: str) -> bool:
     report = model.report
     if not isinstance(report, LoadReport) or report.dialect != "native" or source in shipped.NAMES:
         return False
-    return report.origin.get("dialect", "native") == "native"
+    return bool(report.origin.get("dialect", "native") == "native")
 
 
 def display_name(source: str) -> str:

@@ -1,7 +1,8 @@
-"""Detection of the image column and the label column of a table from the column names."""
+"""The image column and the label column of a table: detected from the column names, and checked for missing labels."""
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from vitreous.errors import VitreousError, brief, summarize_names
 
@@ -59,3 +60,13 @@ def find_column(columns: Sequence[str], known: Sequence[str], requested: str | N
         raise VitreousError(f"{several} could both be the {role} column: choose one with {option}")
     names = summarize_names(columns, MAX_NAMES_IN_ERROR)
     raise VitreousError(f"no {role} column was recognised among {names}: choose one with {option}")
+
+
+def check_label_column(values: list[Any], column: str) -> list[Any]:
+    """Return the labels of a column. In multi-label data, a row without labels is an empty list; otherwise an error."""
+    if any(isinstance(value, list) for value in values):
+        return [value or [] for value in values]
+    for row, value in enumerate(values):
+        if value is None or value == "":
+            raise VitreousError(f"row {row} has no label in column {column!r}")
+    return values

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, find_column
+from vitreous.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, check_label_column, find_column
 from vitreous.data.encoded import EncodedSource
 from vitreous.data.file_references import AllowedFiles
 from vitreous.data.image_files import walk_folders
@@ -193,10 +193,4 @@ def _without_decoding(rows: Any, column: str) -> Any:
 
 
 def _read_labels(rows: Any, column: str) -> list[Any]:
-    values: list[Any] = rows.with_format(None).select_columns([column])[:][column]
-    if any(isinstance(value, list) for value in values):
-        return [value or [] for value in values]
-    for row, value in enumerate(values):
-        if value is None or value == "":
-            raise VitreousError(f"row {row} has no label in column {column!r}")
-    return values
+    return check_label_column(rows.with_format(None).select_columns([column])[:][column], column)

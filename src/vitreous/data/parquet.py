@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from vitreous.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, normalize_column
+from vitreous.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, check_label_column, find_column, normalize_column
 from vitreous.data.encoded import EncodedSource
 from vitreous.data.file_references import AllowedFiles
 from vitreous.data.labels import encode_labels
@@ -208,12 +208,7 @@ def _read_labels(paths: Sequence[Path], label: str) -> list[Any]:
     values: list[Any] = []
     for path in paths:
         values += _read_file(path, lambda table: _to_list(table.read(columns=[label])[label]), as_dictionary=True)
-    if any(isinstance(value, list) for value in values):
-        return [value or [] for value in values]
-    for row, value in enumerate(values):
-        if value is None or value == "":
-            raise VitreousError(f"row {row} has no label in column {label!r}")
-    return values
+    return check_label_column(values, label)
 
 
 def _row_groups(paths: Sequence[str], notes: list[str]) -> list[tuple[int, int, int]]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import pair
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build_on_meta
 from vitreous.preprocessing import Preprocessing
+from vitreous.utils.sizes import pair
 from vitreous.weights.load_report import LoadReport
 from vitreous.weights.tensor_map import State
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from vitreous.models.checks import pair
 from vitreous.models.embed import RESAMPLING, Policy
 from vitreous.models.vit import ViTConfig
+from vitreous.utils.sizes import pair
 from vitreous.weights.checkpoint import Checkpoint, Config
 from vitreous.weights.dialect import WritePlan
 

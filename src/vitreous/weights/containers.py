@@ -6,7 +6,7 @@ The format is detected from the first bytes, not from the file name. Opening a f
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -82,11 +82,13 @@ def _open_zip(path: Path) -> Tensors:
         raise VitreousError(f"a zip archive that has the same name twice: {summarize_names(repeated)}")
     if any(member.filename.rsplit("/", 1)[-1] == "data.pkl" for member in members):
         return open_torch_file(path, members)
-    return open_npz_checkpoint(path)
+    return open_npz_checkpoint(path, members)
 
 
 class ShardedTensors(Tensors):
     """A checkpoint in several files, listed by an index: {"weight_map": {tensor name: file name}}."""
+
+    entries: dict[str, Tensors]  # the part that holds each tensor
 
     def __init__(self, index: Path):
         super().__init__()
@@ -110,28 +112,19 @@ class ShardedTensors(Tensors):
             raise VitreousError(
                 f"{len(unlisted)} tensors of its parts are not in the index: {summarize_names(unlisted)}"
             )
-        self.part_of = {name: parts[file] for name, file in weight_map.items()}
+        self.entries = {name: parts[file] for name, file in weight_map.items()}
         formats = {part.container for part in parts.values()}
         self.container = f"{' and '.join(sorted(formats))} in {len(parts)} parts"
         self.metadata = {k: v for part in parts.values() for k, v in part.metadata.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.part_of[name][name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.part_of
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.part_of)
-
-    def __len__(self) -> int:
-        return len(self.part_of)
+        return self.entries[name][name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.part_of[name].shape(name)
+        return self.entries[name].shape(name)
 
     def release(self, name: str) -> None:
-        self.part_of[name].release(name)
+        self.entries[name].release(name)
 
 
 def _open_part(path: Path) -> Tensors:
@@ -155,31 +148,24 @@ _MAX_WRAPPERS = 8
 class _WithoutPrefix(Tensors):
     """The same tensors with a prefix removed from every name."""
 
+    entries: dict[str, str]  # the name in the file
+
     def __init__(self, tensors: Tensors, prefix: str):
         super().__init__()
         self.tensors, self.prefix, self.container = tensors, prefix, tensors.container
         self.metadata, self.notes = tensors.metadata, tensors.notes
-        self.names = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix)}
+        self.entries = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix)}
         counters = {name: "a counter of the wrapper" for name in tensors if name in _WRAPPER_COUNTERS}
         self.ignored = tensors.ignored | counters
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[self.names[name]]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+        return self.tensors[self.entries[name]]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.tensors.shape(self.names[name])
+        return self.tensors.shape(self.entries[name])
 
     def release(self, name: str) -> None:
-        self.tensors.release(self.names[name])
+        self.tensors.release(self.entries[name])
 
 
 def strip_wrapper_prefixes(tensors: Tensors) -> Tensors:

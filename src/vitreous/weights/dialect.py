@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitreous.models.checks import Size
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
+from vitreous.utils.sizes import Size
 from vitreous.weights.checkpoint import Checkpoint, Config, Labels
 from vitreous.weights.dialect_names import DialectName
 from vitreous.weights.load_report import Remarks

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import pair
 from vitreous.models.resnet import BiTConfig, ResNetConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import preset
+from vitreous.utils.sizes import pair
 from vitreous.weights.checkpoint import Checkpoint, Config, native_size
 from vitreous.weights.compatibility import (
     CompatibilityCheck,

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import pair
 from vitreous.models.vit import ViTConfig
+from vitreous.utils.sizes import pair
 from vitreous.weights.checkpoint import Checkpoint, Labels
 from vitreous.weights.compatibility import CompatibilityCheck, fit_class_position, lost_settings
 from vitreous.weights.dialect import Dialect, Hints, ParsedCheckpoint, WritePlan

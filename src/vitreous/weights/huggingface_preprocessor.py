@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import pair
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, default_preprocessing, preset
+from vitreous.utils.sizes import pair
 from vitreous.weights.huggingface_keys import PREPROCESSOR_KEYS, PREPROCESSORS
 from vitreous.weights.load_report import Remarks
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import Grid, Size, pair
+from vitreous.models.checks import Grid
+from vitreous.utils.sizes import Size, pair
 from vitreous.weights.checkpoint import Config, parameter_shapes
 from vitreous.weights.dialect import Hints
 from vitreous.weights.load_report import Remarks

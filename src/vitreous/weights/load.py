@@ -12,10 +12,10 @@ import torch
 
 from vitreous.errors import VitreousError, VitreousWarning, brief, find_url
 from vitreous.models.base import check_num_classes, with_classes
-from vitreous.models.checks import Size, pair
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing, preset
+from vitreous.utils.sizes import Size, pair
 from vitreous.weights.checkpoint import Checkpoint, Config, meta_model, parameter_shapes
 from vitreous.weights.checkpoint_files import open_checkpoint
 from vitreous.weights.detect import detect_and_read, name_unsupported_model

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous.errors import VitreousError, one_line, summarize_names
+from vitreous.errors import VitreousError, summarize_names
 from vitreous.utils.memory import size_text
 from vitreous.utils.npz import read_npz
 from vitreous.weights.tensors import InMemoryTensors
@@ -19,13 +19,8 @@ MAX_EXPANSION = 16  # ratio of unpacked to packed size; weights are almost incom
 ALWAYS_ALLOWED = 64 * 2**20  # unpacked bytes that a file of any size may have: a model of zeros compresses well
 
 
-def open_npz_checkpoint(path: Path) -> InMemoryTensors:
-    """Return all arrays of an `.npz` file. Pickled objects are refused."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except Exception as error:  # zipfile raises exceptions of any type for damaged files
-        raise VitreousError(f"not a readable .npz file ({one_line(error)})") from error
+def open_npz_checkpoint(path: Path, members: list[zipfile.ZipInfo]) -> InMemoryTensors:
+    """Return all arrays of an `.npz` file with these members. Pickled objects are refused."""
     if odd := [m.filename for m in members if m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)]:
         raise VitreousError(
             f"a zip archive with a compression method that .npz files do not use: {summarize_names(odd)}"

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import torch
 
-from vitreous.models.checks import Size, pair
 from vitreous.models.embed import position_shapes, resample
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.utils.memory import require_memory
+from vitreous.utils.sizes import Size, pair
 from vitreous.weights.tensor_map import State
 
 RESAMPLING_COPIES = 4  # copies of the table that are in memory at the same time

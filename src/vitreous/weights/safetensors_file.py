@@ -10,7 +10,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class SafetensorsFile(Tensors):
     """A `.safetensors` file mapped into memory. Its tensors are views of the mapping: bytes are read when used."""
 
     container = "safetensors"
+    entries: dict[str, tuple[torch.dtype, tuple[int, ...], int, int]]  # dtype, shape, start and end in the data
 
     def __init__(self, path: Path):
         super().__init__()
@@ -108,15 +109,6 @@ class SafetensorsFile(Tensors):
         if offset % dtype.itemsize:  # the format does not guarantee alignment
             return torch.frombuffer(bytearray(self.map[offset : self.data_start + stop]), dtype=dtype).view(shape)
         return torch.frombuffer(self.map, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.entries[name][1]

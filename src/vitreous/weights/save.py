@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from vitreous.errors import VitreousError, VitreousWarning, refuse_url, summarize_names
-from vitreous.models.checks import Size, pair
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing
 from vitreous.utils.atomic import atomic_file, atomic_folder, check_output
 from vitreous.utils.json_files import dump_json
+from vitreous.utils.sizes import Size, pair
 from vitreous.weights.checkpoint import Checkpoint
 from vitreous.weights.containers import SUFFIXES, write_tensors
 from vitreous.weights.dialect import Hints, WritePlan

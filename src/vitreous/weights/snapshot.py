@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError, VitreousWarning, brief, format_count, summarize_names
-from vitreous.models.checks import pair
 from vitreous.models.resnet import BiT
 from vitreous.models.standard import differences, unwrapped, vitreous_model
 from vitreous.models.vit import VisionTransformer
 from vitreous.preprocessing import Preprocessing, default_preprocessing
+from vitreous.utils.sizes import pair
 from vitreous.weights.checkpoint import Checkpoint, Config, parameter_shapes
 from vitreous.weights.load_report import LoadReport
 from vitreous.weights.native import EXTRAS, check_labels

@@ -18,12 +18,19 @@ class Tensors(Mapping[str, Tensor]):
     container = ""  # name of the file format
 
     def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}  # by tensor name; each container format stores what it needs
         self.metadata: dict[str, str] = {}
         self.notes: list[str] = []
         self.ignored: dict[str, str] = {}  # entries of the file that are not used -> reason
 
-    @abstractmethod
-    def __contains__(self, name: object) -> bool: ...  # does not load the tensor
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries  # does not load the tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -37,28 +44,19 @@ class InMemoryTensors(Tensors):
 
     def __init__(self, tensors: Mapping[str, Any], container: str):
         super().__init__()
-        self.tensors = dict(tensors)
+        self.entries = dict(tensors)
         self.container = container
 
     def __getitem__(self, name: str) -> Tensor:
-        value = self.tensors[name]
+        value = self.entries[name]
         return value if isinstance(value, Tensor) else _from_array(value, name)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
+        return tuple(self.entries[name].shape)
 
     def release(self, name: str) -> None:
-        value = self.tensors[name]
-        self.tensors[name] = torch.empty(value.shape, device="meta")
+        value = self.entries[name]
+        self.entries[name] = torch.empty(value.shape, device="meta")
 
 
 def _from_array(array: NDArray[Any], name: str) -> Tensor:

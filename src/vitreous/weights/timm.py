@@ -10,9 +10,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from vitreous.models.checks import pair
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
+from vitreous.utils.sizes import pair
 from vitreous.weights.checkpoint import Checkpoint
 from vitreous.weights.compatibility import CompatibilityCheck, fit_class_position, lost_settings
 from vitreous.weights.dialect import Dialect, Hints, ParsedCheckpoint, WritePlan

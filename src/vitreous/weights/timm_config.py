@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import Size, pair
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
+from vitreous.utils.sizes import Size, pair
 from vitreous.weights.checkpoint import Labels
 from vitreous.weights.timm_architectures import TimmArchitecture, timm_architecture
 

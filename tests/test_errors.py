@@ -11,7 +11,7 @@ import vitreous
 from vitreous import Preprocessing, TrainConfig, VitreousError, create
 from vitreous.errors import brief
 from vitreous.inspection import rollout
-from vitreous.models.checks import pair
+from vitreous.utils.sizes import pair
 
 
 class Rude:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError, brief
 from vitreous.utils.images import as_image
+from vitreous.utils.sizes import pair
 
 # A path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor ([C,] H, W) of uint8.
 ImageLike = str | os.PathLike[str] | bytes | Image | NDArray[np.uint8] | Tensor
@@ -241,18 +242,14 @@ def _to_tensor(pixels: NDArray[np.uint8]) -> Tensor:
     return torch.from_numpy(np.array(array, order="C"))  # a copy: torch requires a writable array
 
 
-def _check_size(value: object, name: str) -> tuple[int, int]:
+def _check_size(value: tuple[int, int] | int, name: str) -> tuple[int, int]:
     """Return a size as (height, width). Raise an error if it is not positive or too large."""
-    values = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    if len(values) != 2 or not all(type(v) is int and v > 0 for v in values):
-        raise VitreousError(
-            f"Preprocessing.{name} = {brief(value)}: expected a positive integer, or a pair of them (height, width)"
-        )
-    if values[0] * values[1] > MAX_PIXELS:
+    height, width = pair(value, f"Preprocessing.{name}")
+    if height * width > MAX_PIXELS:
         raise VitreousError(
             f"Preprocessing.{name} = {brief(value)}: more than {MAX_PIXELS:,} pixels, the limit for a resized image"
         )
-    return values[0], values[1]
+    return height, width
 
 
 def _numbers(values: object, name: str) -> tuple[float, ...]:

@@ -28,13 +28,13 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel, open_model
 from vitreous.fast.accelerate import Precision, accelerate
 from vitreous.models import zoo
-from vitreous.models.checks import Size
 from vitreous.models.cost import Cost, cost
 from vitreous.training.distributed import World
 from vitreous.utils.device import pick_device, pick_precision
 from vitreous.utils.environment import command, environment
 from vitreous.utils.limits import MAX_WORKERS, check_count
 from vitreous.utils.memory import size_text
+from vitreous.utils.sizes import Size
 from vitreous.utils.torch_settings import run_settings
 
 Mode = Literal["train", "infer", "data"]

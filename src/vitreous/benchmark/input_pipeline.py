@@ -20,7 +20,6 @@ from vitreous.data.open_data import open_data
 from vitreous.data.sampling import TrainingSampler
 from vitreous.data.scan import ScanResult
 from vitreous.data.transforms import CACHE_SCALE, RandomResizedCrop
-from vitreous.models.checks import Size, pair
 from vitreous.training.config import Objective, TrainConfig
 from vitreous.training.defaults import Facts, choose_defaults, collect_facts
 from vitreous.training.engine import MIN_PIXELS_TO_COMPILE, BatchPreparation
@@ -28,6 +27,7 @@ from vitreous.training.graphs import CapturedPass
 from vitreous.training.optim import losses
 from vitreous.training.recipes import recipe
 from vitreous.utils import random_keys
+from vitreous.utils.sizes import Size, pair
 
 # If no data is given.
 DEFAULT_FACTS = Facts(images=50_000, classes=10, channels=3, side=224, shape=None, multi_label=False)

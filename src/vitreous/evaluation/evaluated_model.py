@@ -12,10 +12,10 @@ import torch
 from vitreous.errors import VitreousError
 from vitreous.evaluation.training_images import SeenImages, describe_selection, training_images_of
 from vitreous.models import zoo
-from vitreous.models.checks import pair
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing, default_preprocessing
+from vitreous.utils.sizes import pair
 from vitreous.utils.torch_settings import default_modes
 from vitreous.weights import shipped
 from vitreous.weights.checkpoint_files import WEIGHT_FILES

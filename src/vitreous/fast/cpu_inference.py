@@ -21,8 +21,9 @@ from vitreous.errors import VitreousError
 from vitreous.fast.attention import ClassTokenAttention
 from vitreous.fast.eligibility import CPU, ineligibility_reason
 from vitreous.fast.weight_copies import copy_without_blocks, fold_layer_scale, weight_and_bias
-from vitreous.models.checks import Grid, ceil_div, check_images, pair
+from vitreous.models.checks import Grid, ceil_div, check_images
 from vitreous.models.vit import Attention, Block, Mlp, VisionTransformer
+from vitreous.utils.sizes import pair
 
 GROUP_BYTES = 10 * 2**20  # of a group's largest activation; between half and twice this the time hardly changes
 KEPT_BYTES = 32 * 2**20 - 2**16  # just below the largest block that glibc can be made to keep

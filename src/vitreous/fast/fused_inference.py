@@ -17,10 +17,11 @@ from vitreous.fast.cublaslt import Fp8Scales, linear, linear_fp8, linear_gelu, l
 from vitreous.fast.kernels import FP8, add_norm, assemble_tokens, extract_patches, gelu
 from vitreous.fast.short_attention import short_attention, short_attention_supports, short_forward_is_faster
 from vitreous.fast.weight_copies import copy_without_blocks, fold_layer_scale, weight_and_bias
-from vitreous.models.checks import Grid, check_images, pair
+from vitreous.models.checks import Grid, check_images
 from vitreous.models.embed import position_shapes, position_table
 from vitreous.models.vit import Block, VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing
+from vitreous.utils.sizes import pair
 
 HALF = torch.bfloat16
 FP8_MAX = torch.finfo(FP8).max

@@ -25,9 +25,10 @@ from vitreous.inspection.internals import (
     require_vit,
 )
 from vitreous.models.base import Model
-from vitreous.models.checks import Grid, pair
+from vitreous.models.checks import Grid
 from vitreous.models.embed import position_biases
 from vitreous.utils.memory import free_memory
+from vitreous.utils.sizes import pair
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError, brief
 from vitreous.models.base import Model
-from vitreous.models.checks import Grid, pair, pick_layers
+from vitreous.models.checks import Grid, pick_layers
 from vitreous.models.resnet import BiT
 from vitreous.models.standard import differences, is_compiled, vitreous_model
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.utils.memory import free_memory
+from vitreous.utils.sizes import pair
 
 Token = str | int | tuple[int, int]
 """A token: "class", "register 1", the index of a patch, or its (row, column)."""

@@ -9,21 +9,10 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError, brief
 from vitreous.utils.annotations import describe_annotation, matches_annotation
+from vitreous.utils.sizes import Size, pair
 
 FLOAT32_MAX = torch.finfo(torch.float32).max  # fields become values of float32 parameters
-MAX_SIDE = 2**20  # pixels; products of larger sides overflow
-Size = int | tuple[int, int]  # one number: a square
 Grid = tuple[int, int]  # (rows, cols)
-
-
-def pair(size: Size, name: str = "size") -> tuple[int, int]:
-    """Return a size as (height, width). Lists are accepted, since JSON has no tuples."""
-    values = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    if len(values) != 2 or not all(_is_integer(v) and v > 0 for v in values):
-        raise VitreousError(f"{name} = {brief(size)}: expected a positive integer, or a pair of them (height, width)")
-    if max(values) > MAX_SIDE:
-        raise VitreousError(f"{name} = {brief(size)}: expected {MAX_SIDE:,} pixels or less along a side")
-    return values[0], values[1]
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import Size, ceil_div, pair
+from vitreous.models.checks import ceil_div
 from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
 from vitreous.models.standard import difference, vitreous_model
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.models.zoo import config as named_config
+from vitreous.utils.sizes import Size, pair
 
 
 @dataclass(frozen=True)

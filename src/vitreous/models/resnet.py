@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitreous.models.base import Model
-from vitreous.models.checks import Grid, Size, ceil_div, check_fields, check_images, pick_layers, require
+from vitreous.models.checks import Grid, ceil_div, check_fields, check_images, pick_layers, require
 from vitreous.models.init import lecun_normal_, reset_head_
+from vitreous.utils.sizes import Size
 
 GROUPS = 32
 BLOCKS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}

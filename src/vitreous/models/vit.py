@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
 from vitreous.models.base import Model
-from vitreous.models.checks import Grid, Size, check_fields, check_images, pair, pick_layers, require, settle
+from vitreous.models.checks import Grid, check_fields, check_images, pick_layers, require, settle
 from vitreous.models.drop import Drop
 from vitreous.models.embed import Bias, PatchEmbed, Policy, patch_grid, position_biases, position_shapes, position_table
 from vitreous.models.init import lecun_normal_, reset_head_, xavier_
 from vitreous.models.resnet import ResNet, ResNetConfig, recompute
+from vitreous.utils.sizes import Size, pair
 
 AUTO: Any = None  # the value follows from other fields: ViTConfig.__post_init__
 # Upper limits, far above any known ViT. Larger values are mistakes and would overflow.

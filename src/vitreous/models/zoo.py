@@ -9,10 +9,10 @@ import torch
 
 from vitreous.errors import VitreousError, brief
 from vitreous.models.aliases import explain
-from vitreous.models.checks import Size
 from vitreous.models.resnet import BLOCKS, BiT, BiTConfig, ResNetConfig
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.utils.memory import require_memory
+from vitreous.utils.sizes import Size
 
 VARIANTS: dict[str, dict[str, int]] = {
     "Ti": {"width": 192, "depth": 12, "heads": 3, "mlp_dim": 768},

@@ -82,25 +82,25 @@ async function load(number) {
 
 // ------------------------------------------------------------ selection
 
-const SOURCE = data.source.startsWith("mean") ? "mean" : Math.max(0, data.prefix.indexOf("class")); // of rollout
+const SOURCE = data.source.startsWith("mean") ? "mean" : Math.max(0, data.prefix.indexOf("class")); // the query of rollout
 const state = { layer: data.layers - 1, head: "mean", query: SOURCE, answer: 0 };
-state.patch = null; // [row, column]: the patch that was chosen last, also while a token is asked
-state.read = null; // a cell of the attention map whose value is read
+state.patch = null; // [row, column] of the patch that was selected last; kept while another token is the query
+state.read = null; // the cell of the attention map whose value is shown
 state.strength = 0.75;
 state.lift = false;
-let now = null; // the image that is shown, opened
+let current = null; // the image that is shown, with its unpacked arrays
 
 const cellName = ([row, col]) => `row ${row + 1}, column ${col + 1}`;
 const numbered = (token) => /\d$/.test(data.prefix[token]); // register 1
 const tokenName = (token) => (token === "mean" ? data.source : data.prefix[token] + (numbered(token) ? "" : " token"));
-const called = (token) => (numbered(token) ? "" : "the ") + tokenName(token);
-const queryName = () => (state.query === "patch" ? `the patch at ${cellName(state.patch)}` : called(state.query));
+const tokenPhrase = (token) => (numbered(token) ? "" : "the ") + tokenName(token);
+const queryName = () => (state.query === "patch" ? `the patch at ${cellName(state.patch)}` : tokenPhrase(state.query));
 const headName = () => {
-  if (data.heads === 1) return "its one head";
+  if (data.heads === 1) return "its only head";
   return state.head === "mean" ? `mean of ${data.heads} heads` : `head ${state.head + 1} of ${data.heads}`;
 };
 
-const moved = ([row, col], from, to) => [
+const scaleCell = ([row, col], from, to) => [
   Math.floor(((row + 0.5) * to[0]) / from[0]),
   Math.floor(((col + 0.5) * to[1]) / from[1]),
 ];
@@ -109,28 +109,28 @@ const moved = ([row, col], from, to) => [
 function queries(query, grid) {
   if (query === "mean") return range(grid[0] * grid[1]).map((i) => prefix + i);
   if (query !== "patch") return [query];
-  const [row, col] = moved(state.patch, now.grid, grid);
+  const [row, col] = scaleCell(state.patch, current.grid, grid);
   return [prefix + row * grid[1] + col];
 }
 
-const memory = new Map(); // of one query in one image
-function attended(layer, head) {
+const cache = new Map(); // attention maps of the current query and image
+function attentionMap(layer, head) {
   const key = `${layer} ${head}`;
-  if (!memory.has(key)) {
+  if (!cache.has(key)) {
     const heads = head === "mean" ? range(data.heads) : [head];
-    const asked = queries(state.query, now.coarse);
-    const length = now.attention.length;
-    memory.set(key, now.attention.mean(heads.flatMap((h) => asked.map((q) => (layer * data.heads + h) * length + q))));
+    const summary = queries(state.query, current.coarse);
+    const length = current.attention.length;
+    cache.set(key, current.attention.mean(heads.flatMap((h) => summary.map((q) => (layer * data.heads + h) * length + q))));
   }
-  return memory.get(key);
+  return cache.get(key);
 }
 
-function similar([row, col]) {
-  const count = now.grid[0] * now.grid[1];
-  const at = row * now.grid[1] + col;
+function similarityTo([row, col]) {
+  const count = current.grid[0] * current.grid[1];
+  const at = row * current.grid[1] + col;
   return Float32Array.from({ length: count }, (_, i) => {
     const [low, high] = i < at ? [i, at] : [at, i];
-    return now.similarity[(high * (high + 1)) / 2 + low] / 127 - 1;
+    return current.similarity[(high * (high + 1)) / 2 + low] / 127 - 1;
   });
 }
 
@@ -157,19 +157,19 @@ function cells(grid, colour) {
   return canvas;
 }
 
-const lifted = (share) => (state.lift ? Math.sqrt(clamp(share, 0, 1)) : share);
-const heat = (values, low, high) => (i) => [...HEAT(lifted((values[i] - low) / (high - low || 1))), 255];
+const brighten = (share) => (state.lift ? Math.sqrt(clamp(share, 0, 1)) : share);
+const heat = (values, low, high) => (i) => [...HEAT(brighten((values[i] - low) / (high - low || 1))), 255];
 
 // Draws a map over an image, partly transparent: low values darken the image, high values brighten it.
-function veil(values, low, high) {
+function overlayColour(values, low, high) {
   return (i) => {
-    const share = clamp(lifted((values[i] - low) / (high - low || 1)), 0, 1);
+    const share = clamp(brighten((values[i] - low) / (high - low || 1)), 0, 1);
     return [...HEAT(share), 255 * state.strength * (0.5 + 0.4 * share)];
   };
 }
 
 function fit(canvas) {
-  const [width, height] = now.size;
+  const [width, height] = current.size;
   const scale = LONG / Math.max(width, height);
   const [w, h] = [Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale))];
   if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
@@ -178,13 +178,13 @@ function fit(canvas) {
   return context;
 }
 
-function photo(context) {
-  context.imageSmoothingEnabled = !now.tiny;
+function drawPhoto(context) {
+  context.imageSmoothingEnabled = !current.tiny;
   context.imageSmoothingQuality = "high";
-  context.drawImage(now.picture, 0, 0, context.canvas.width, context.canvas.height);
+  context.drawImage(current.picture, 0, 0, context.canvas.width, context.canvas.height);
 }
 
-function spread(context, layer) {
+function drawCells(context, layer) {
   context.imageSmoothingEnabled = false;
   context.drawImage(layer, 0, 0, context.canvas.width, context.canvas.height);
 }
@@ -203,13 +203,13 @@ function outline(context, [row, col], grid, wide = 2) {
 
 function overlay(canvas, values, grid, low, high) {
   const context = fit(canvas);
-  photo(context);
+  drawPhoto(context);
   if (!values) return context;
-  context.globalCompositeOperation = "saturation"; // the picture pales, so that colour is the map's
+  context.globalCompositeOperation = "saturation"; // removes colour from the image, so that all colour is the map's
   context.fillStyle = `rgb(128 128 128 / ${0.75 * state.strength})`;
   context.fillRect(0, 0, context.canvas.width, context.canvas.height);
   context.globalCompositeOperation = "source-over";
-  spread(context, cells(grid, veil(values, low, high)));
+  drawCells(context, cells(grid, overlayColour(values, low, high)));
   return context;
 }
 
@@ -225,53 +225,53 @@ const heatScale = (id, low, high, shown) =>
 const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
 const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 
-// ------------------------------------------------------------ the parts of the page
+// ------------------------------------------------------------ parts of the page
 
 function drawAttention() {
-  const row = attended(state.layer, state.head);
+  const row = attentionMap(state.layer, state.head);
   const values = row.subarray(prefix);
   const high = largest(values);
-  const context = overlay($("picture"), values, now.coarse, 0, high);
+  const context = overlay($("picture"), values, current.coarse, 0, high);
   const map = fit($("attention-map"));
-  spread(map, cells(now.coarse, heat(values, 0, high)));
+  drawCells(map, cells(current.coarse, heat(values, 0, high)));
   if (state.query === "patch") {
-    outline(context, state.patch, now.grid);
-    outline(map, moved(state.patch, now.grid, now.coarse), now.coarse);
+    outline(context, state.patch, current.grid);
+    outline(map, scaleCell(state.patch, current.grid, current.coarse), current.coarse);
   }
   if (state.read) {
-    outline(context, state.read, now.coarse, 1);
-    outline(map, state.read, now.coarse, 1);
+    outline(context, state.read, current.coarse, 1);
+    outline(map, state.read, current.coarse, 1);
   }
   heatScale("attention-scale", 0, high, percent);
   $("layer").value = state.layer + 1;
   $("layer-name").textContent = `layer ${state.layer + 1} of ${data.layers}`;
-  tell(row, values, high);
+  describeAttention(row, values, high);
 }
 
-function tell(row, values, high) {
-  const away = data.prefix.map((_, i) => `${percent(row[i])} to ${called(i)}`);
+function describeAttention(row, values, high) {
+  const toPrefix = data.prefix.map((_, i) => `${percent(row[i])} to ${tokenPhrase(i)}`);
   const rest = values.reduce((a, b) => a + b, 0);
-  const asked = `Layer ${state.layer + 1} of ${data.layers}, ${headName()}, from ${queryName()}.`;
-  const shares = away.length ? ` ${percent(rest)} of the attention goes to the patches, ${away.join(", ")}.` : "";
-  $("reading").replaceChildren(make("b", asked), shares);
+  const summary = `Layer ${state.layer + 1} of ${data.layers}, ${headName()}, from ${queryName()}.`;
+  const shares = toPrefix.length ? ` ${percent(rest)} of the attention goes to the patches, ${toPrefix.join(", ")}.` : "";
+  $("reading").replaceChildren(make("b", summary), shares);
   const most = values.indexOf(high);
-  const cell = state.read ?? [Math.floor(most / now.coarse[1]), most % now.coarse[1]];
-  const value = percent(values[cell[0] * now.coarse[1] + cell[1]]);
-  const pooled = now.coarse[0] !== now.grid[0] || now.coarse[1] !== now.grid[1];
-  const place = `${cellName(cell)}${pooled ? ` of ${now.coarse[0]} × ${now.coarse[1]} cells` : ""}`;
-  $("value").textContent = `${state.read ? "" : "Most to "}${place}: ${value} of the attention`;
+  const cell = state.read ?? [Math.floor(most / current.coarse[1]), most % current.coarse[1]];
+  const value = percent(values[cell[0] * current.coarse[1] + cell[1]]);
+  const pooled = current.coarse[0] !== current.grid[0] || current.coarse[1] !== current.grid[1];
+  const place = `${cellName(cell)}${pooled ? ` of ${current.coarse[0]} × ${current.coarse[1]} cells` : ""}`;
+  $("value").textContent = `${state.read ? "" : "Highest at "}${place}: ${value} of the attention`;
 }
 
 function drawPicture() {
   const context = overlay($("picture"), null);
-  outline(context, state.patch, now.grid);
-  $("reading").textContent = `Chosen: the patch at ${cellName(state.patch)}.`;
+  outline(context, state.patch, current.grid);
+  $("reading").textContent = `Selected: the patch at ${cellName(state.patch)}.`;
 }
 
 // A button with a thumbnail map. Existing buttons are reused and redrawn.
 function strip(box, maps) {
   box.classList.toggle("few", maps.length <= 8);
-  box.style.setProperty("--row", Math.ceil(maps.length / Math.ceil(maps.length / 14))); // rows of one length
+  box.style.setProperty("--row", Math.ceil(maps.length / Math.ceil(maps.length / 14))); // rows of equal length
   if (box.children.length !== maps.length) {
     box.replaceChildren(...maps.map(() => {
       const button = Object.assign(make("button"), { type: "button" });
@@ -287,21 +287,21 @@ function strip(box, maps) {
     button.lastChild.textContent = label;
     const canvas = button.firstChild;
     [canvas.height, canvas.width] = grid;
-    canvas.style.aspectRatio = `${now.size[0]} / ${now.size[1]}`;
+    canvas.style.aspectRatio = `${current.size[0]} / ${current.size[1]}`;
     canvas.getContext("2d").drawImage(cells(grid, heat(values, 0, largest(values))), 0, 0);
   });
 }
 
 function drawStrips() {
   const one = (layer, head) => {
-    const values = attended(layer, head).subarray(prefix);
-    return { values, grid: now.coarse, title: `largest share: ${percent(largest(values))}` };
+    const values = attentionMap(layer, head).subarray(prefix);
+    return { values, grid: current.coarse, title: `maximum: ${percent(largest(values))}` };
   };
   strip($("layers"), range(data.layers).map((layer) => ({
     ...one(layer, state.head), key: { layer }, label: layer + 1, chosen: layer === state.layer,
   })));
   for (const button of $("layers").children) {
-    button.tabIndex = -1; // for the keyboard there is the slider
+    button.tabIndex = -1; // keyboards use the slider
     button.setAttribute("aria-label", `layer ${Number(button.dataset.layer) + 1}`);
   }
   const heads = data.heads > 1 ? ["mean", ...range(data.heads)] : [0];
@@ -338,81 +338,83 @@ function drawTokens() {
 }
 
 // Rollout from a query. A patch gives most weight to itself through the residual connections, so the scale ignores it.
-function rolled(name, query) {
-  const values = now.rollout.mean(queries(query, now.grid)).subarray(prefix);
-  const own = query === "patch" ? queries(query, now.grid)[0] - prefix : -1;
+function drawRolloutFrom(name, query) {
+  const values = current.rollout.mean(queries(query, current.grid)).subarray(prefix);
+  const own = query === "patch" ? queries(query, current.grid)[0] - prefix : -1;
   const others = values.filter((_, i) => i !== own);
   const [low, high] = others.length ? [smallest(others), largest(others)] : [0, values[0]];
-  const context = overlay($(`${name}-map`), values, now.grid, low, high);
-  if (query === "patch") outline(context, state.patch, now.grid);
+  const context = overlay($(`${name}-map`), values, current.grid, low, high);
+  if (query === "patch") outline(context, state.patch, current.grid);
   heatScale(`${name}-scale`, low, high, percent);
   return values;
 }
 
+const ROLLOUT_NOTE = "Rollout weight of each patch.";
+
 function drawRollout() {
-  $("rollout-figure").hidden = !now.rollout;
-  $("source-figure").hidden = !now.rollout || state.query === SOURCE;
-  if (!now.rollout) return;
-  rolled("source", SOURCE);
+  $("rollout-figure").hidden = !current.rollout;
+  $("source-figure").hidden = !current.rollout || state.query === SOURCE;
+  if (!current.rollout) return;
+  drawRolloutFrom("source", SOURCE);
   $("source-title").textContent = `Rollout from the ${data.source}`;
-  $("source-value").textContent = "Share of what reaches it, from each patch.";
-  const values = rolled("rollout", state.query);
+  $("source-value").textContent = ROLLOUT_NOTE;
+  const values = drawRolloutFrom("rollout", state.query);
   $("rollout-title").textContent = `Rollout from ${queryName()}`;
-  const itself = state.query === "patch" ? values[state.patch[0] * now.grid[1] + state.patch[1]] : 0;
+  const itself = state.query === "patch" ? values[state.patch[0] * current.grid[1] + state.patch[1]] : 0;
   $("rollout-value").textContent = state.query === "patch"
-    ? `Share of what reaches it. ${percent(itself)} is its own, left out of the scale.`
-    : "Share of what reaches it, from each patch.";
+    ? `${ROLLOUT_NOTE} The colour scale ignores the patch itself (${percent(itself)}).`
+    : ROLLOUT_NOTE;
 }
 
 function drawRelevance() {
-  $("relevance-figure").hidden = $("classes").hidden = !now.relevance;
-  if (!now.relevance) return;
-  state.answer = Math.min(state.answer, now.classes - 1);
-  strip($("classes"), range(now.classes).map((answer) => {
-    const [name, probability] = now.answers[answer];
+  $("relevance-figure").hidden = $("classes").hidden = !current.relevance;
+  if (!current.relevance) return;
+  state.answer = Math.min(state.answer, current.classes - 1);
+  strip($("classes"), range(current.classes).map((answer) => {
+    const [name, probability] = current.answers[answer];
     const label = `${name} ${percent(probability)}`;
-    const values = now.relevance.mean([answer]);
-    return { key: { answer }, label, title: label, values, grid: now.grid, chosen: answer === state.answer };
+    const values = current.relevance.mean([answer]);
+    return { key: { answer }, label, title: label, values, grid: current.grid, chosen: answer === state.answer };
   }));
-  const values = now.relevance.mean([state.answer]);
+  const values = current.relevance.mean([state.answer]);
   const high = largest(values);
-  const context = overlay($("relevance-map"), values, now.grid, 0, high);
-  if (state.query === "patch") outline(context, state.patch, now.grid);
+  const context = overlay($("relevance-map"), values, current.grid, 0, high);
+  if (state.query === "patch") outline(context, state.patch, current.grid);
   heatScale("relevance-scale", 0, high, (value) => (high ? percent(value / high) : "0%"));
-  $("relevance-title").textContent = `Relevance for ${now.answers[state.answer][0]}`;
+  $("relevance-title").textContent = `Relevance for ${current.answers[state.answer][0]}`;
   $("relevance-value").textContent = high
-    ? `Share of the strongest patch. Read at the ${data.source}.`
-    : "Nothing in the attention spoke for this class: the map is zero everywhere.";
+    ? `Relative to the patch with the highest relevance. Query: the ${data.source}.`
+    : "The relevance for this class is zero everywhere.";
 }
 
 function drawPatches() {
-  $("plain-figure").hidden = !now.attention; // otherwise the picture above is plain
-  outline(overlay($("plain-map"), null), state.patch, now.grid);
-  $("plain-title").textContent = "The picture";
-  $("similarity-figure").hidden = !now.similarity;
-  if (now.similarity) {
-    const values = similar(state.patch);
-    const own = state.patch[0] * now.grid[1] + state.patch[1];
+  $("plain-figure").hidden = !current.attention; // without attention, the image above has no overlay
+  outline(overlay($("plain-map"), null), state.patch, current.grid);
+  $("plain-title").textContent = "Image";
+  $("similarity-figure").hidden = !current.similarity;
+  if (current.similarity) {
+    const values = similarityTo(state.patch);
+    const own = state.patch[0] * current.grid[1] + state.patch[1];
     const most = largest(values.map((value, i) => (i === own ? 0 : Math.abs(value)))) || 1;
     const context = fit($("similarity-map"));
-    spread(context, cells(now.grid, (i) => [...SIGNED((values[i] / most + 1) / 2), 255]));
-    outline(context, state.patch, now.grid);
+    drawCells(context, cells(current.grid, (i) => [...SIGNED((values[i] / most + 1) / 2), 255]));
+    outline(context, state.patch, current.grid);
     scale("similarity-scale", SIGNED, [-most, 0, most].map(signed));
     $("similarity-title").textContent = `Similarity to the patch at ${cellName(state.patch)}`;
-    $("similarity-value").textContent = "Cosine between it and each other patch: 1 alike, 0 unrelated.";
+    $("similarity-value").textContent = "Cosine similarity with every other patch: 1 is equal, 0 is unrelated.";
   }
-  $("components-figure").hidden = !now.components;
-  if (now.components) {
+  $("components-figure").hidden = !current.components;
+  if (current.components) {
     const context = fit($("components-map"));
-    spread(context, cells(now.grid, (i) => [...now.components.subarray(3 * i, 3 * i + 3), 255]));
-    outline(context, state.patch, now.grid);
-    $("components-title").textContent = now.attention ? "Token components" : "Components";
+    drawCells(context, cells(current.grid, (i) => [...now.components.subarray(3 * i, 3 * i + 3), 255]));
+    outline(context, state.patch, current.grid);
+    $("components-title").textContent = current.attention ? "Token components" : "Components";
   }
 }
 
 // ------------------------------------------------------------ prediction by depth
 
-const LINES = 5; // as many as can be told apart
+const LINES = 5; // more would be hard to distinguish
 
 function shape(name, attributes, words) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -430,19 +432,19 @@ function sample(answer) {
 
 function drawDepth() {
   const box = $("depth");
-  $("depths").hidden = !now.depth.length;
-  if (!now.depth.length) return;
+  $("depths").hidden = !current.depth.length;
+  if (!current.depth.length) return;
   const [left, right, top, bottom] = [46, 12, 10, 44];
   const width = Math.max(box.clientWidth, 240);
   const height = clamp(width * 0.6, 220, 340);
-  const last = now.depth.length - 1;
-  const answers = range(Math.min(now.answers.length, LINES));
-  const peak = largest(now.depth.flatMap((row) => row.slice(0, LINES)));
+  const last = current.depth.length - 1;
+  const answers = range(Math.min(current.answers.length, LINES));
+  const peak = largest(current.depth.flatMap((row) => row.slice(0, LINES)));
   const most = [0.01, 0.02, 0.04, 0.08, 0.12, 0.2, 0.4, 0.6, 0.8].find((limit) => peak <= limit) ?? 1;
   const x = (depth) => left + ((width - left - right) * depth) / Math.max(last, 1);
   const y = (share) => top + (height - top - bottom) * (1 - share / most);
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img" });
-  svg.setAttribute("aria-label", "Probability of each answer by depth; the numbers are in the table");
+  svg.setAttribute("aria-label", "Probability of each class by depth; the table has the numbers");
   const tick = (x, y, anchor, words) =>
     svg.append(shape("text", { class: "tick", x, y, "text-anchor": anchor }, words));
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
@@ -453,18 +455,18 @@ function drawDepth() {
   for (let depth = 0; depth <= last; depth += step) tick(x(depth), height - bottom + 18, "middle", depth);
   tick((left + width - right) / 2, height - 6, "middle", "after block (0: the embeddings)");
   for (const answer of [...answers].reverse()) {
-    const points = now.depth.map((row, depth) => `${x(depth).toFixed(1)},${y(row[answer]).toFixed(1)}`);
+    const points = current.depth.map((row, depth) => `${x(depth).toFixed(1)},${y(row[answer]).toFixed(1)}`);
     svg.append(shape("path", { class: `line s${answer}`, d: `M${points.join("L")}` }));
-    now.depth.forEach((row, depth) => {
+    current.depth.forEach((row, depth) => {
       const dot = shape("circle", { class: `dot s${answer}`, cx: x(depth), cy: y(row[answer]), r: 3 });
-      dot.append(shape("title", {}, `${now.answers[answer][0]}, after block ${depth}: ${percent(row[answer])}`));
+      dot.append(shape("title", {}, `${current.answers[answer][0]}, after block ${depth}: ${percent(row[answer])}`));
       svg.append(dot);
     });
   }
   box.replaceChildren(svg);
   $("depth-key").replaceChildren(...answers.map((answer) => {
     const key = make("span", "", "key name");
-    key.append(sample(answer), now.answers[answer][0]);
+    key.append(sample(answer), current.answers[answer][0]);
     return key;
   }));
 }
@@ -475,15 +477,15 @@ function depthTable() {
     row.append(...parts);
     return row;
   };
-  const named = now.answers.map(([name], i) => {
+  const named = current.answers.map(([name], i) => {
     const head = Object.assign(make("th", "", "num"), { title: name });
     head.append(...(i < LINES ? [sample(i)] : []), make("div", name, "cut name"));
     return head;
   });
   const [head, body] = [make("thead"), make("tbody")];
   head.append(line(make("th", "block"), Object.assign(make("th", "top class"), { colSpan: 2 }), ...named));
-  now.depth.forEach((row, depth) => {
-    const [name, share] = now.top[depth];
+  current.depth.forEach((row, depth) => {
+    const [name, share] = current.top[depth];
     const first = Object.assign(make("th", depth || "embeddings"), { scope: "row" });
     const numbers = [share, ...row].map((value) => make("td", percent(value), "num"));
     body.append(line(first, make("td", name, "name"), ...numbers));
@@ -494,8 +496,8 @@ function depthTable() {
 // ------------------------------------------------------------ update everything
 
 function draw() {
-  if (!now) return;
-  if (now.attention) {
+  if (!current) return;
+  if (current.attention) {
     drawTokens();
     drawAttention();
     drawStrips();
@@ -511,7 +513,7 @@ function change(changes) {
   const again = "query" in changes || "patch" in changes || "image" in changes;
   Object.assign(state, changes);
   if (again) {
-    memory.clear();
+    cache.clear();
     state.read = null;
   }
   draw();
@@ -521,29 +523,29 @@ async function show(number) {
   delete document.body.dataset.ready;
   state.image = number;
   const opened = await load(number);
-  if (state.image !== number) return; // another was asked for meanwhile
-  now = opened;
-  document.body.style.setProperty("--aspect", now.size[0] / now.size[1]);
-  const [rows, cols] = now.grid;
+  if (state.image !== number) return; // another image was selected in the meantime
+  current = opened;
+  document.body.style.setProperty("--aspect", current.size[0] / current.size[1]);
+  const [rows, cols] = current.grid;
   const [row, col] = state.patch ?? [Math.floor(rows / 2), Math.floor(cols / 2)];
   change({ image: number, patch: [Math.min(row, rows - 1), Math.min(col, cols - 1)] });
   [...$("images").children].forEach((button, i) => button.setAttribute("aria-pressed", i === number));
-  $("picture").setAttribute("aria-label", `${now.name}. Arrow keys move the query patch.`);
-  says();
+  $("picture").setAttribute("aria-label", `${current.name}. Arrow keys move the query patch.`);
+  drawCaption();
   if ($("depths")) {
     drawDepth();
-    if (now.depth.length) depthTable();
+    if (current.depth.length) depthTable();
   }
   document.body.dataset.ready = "true";
 }
 
-function says() {
-  const answers = ($("answers") ? [] : now.answers.slice(0, 3)).flatMap(([answer, probability], i) => [
-    i ? ", " : " The model says: ",
+function drawCaption() {
+  const answers = ($("answers") ? [] : current.answers.slice(0, 3)).flatMap(([answer, probability], i) => [
+    i ? ", " : " Prediction: ",
     make("span", answer, "name"),
     ` ${percent(probability)}`,
   ]);
-  $("says").replaceChildren(make("b", now.name, "name"), ...answers);
+  $("says").replaceChildren(make("b", current.name, "name"), ...answers);
   $("answers")?.replaceChildren(...now.answers.map(([answer, probability]) => {
     const [line, bar] = [make("li"), make("i")];
     bar.style.setProperty("--share", `${100 * probability}%`);
@@ -564,59 +566,59 @@ function cellAt(canvas, event, grid) {
 
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
-function stepped(event, cell, grid) {
+function cellAfterKey(event, cell, grid) {
   if (event.ctrlKey || event.altKey || event.metaKey || !ARROWS[event.key]) return null;
   event.preventDefault();
   const [down, right] = ARROWS[event.key];
   return [clamp(cell[0] + down, 0, grid[0] - 1), clamp(cell[1] + right, 0, grid[1] - 1)];
 }
 
-function choosing(canvas) {
+function selectPatchOnClick(canvas) {
   canvas.addEventListener("click", (event) => {
-    if (now) change({ patch: cellAt(canvas, event, now.grid), query: "patch" });
+    if (current) change({ patch: cellAt(canvas, event, current.grid), query: "patch" });
   });
 }
 
-function reading(canvas) {
+function showValueOnHover(canvas) {
   let at = "";
   canvas.addEventListener("pointermove", (event) => {
-    if (!now?.attention) return;
-    const cell = cellAt(canvas, event, now.coarse);
+    if (!current?.attention) return;
+    const cell = cellAt(canvas, event, current.coarse);
     if (state.read && at === String(cell)) return;
     at = String(cell);
     state.read = cell;
     drawAttention();
   });
   canvas.addEventListener("pointerleave", (event) => {
-    if (!now?.attention || event.pointerType === "touch") return; // a finger that is lifted has read, not left
+    if (!current?.attention || event.pointerType === "touch") return; // a touch ends: keep showing the value
     state.read = null;
     drawAttention();
   });
 }
 
 // Shows the value under the pointer below a map.
-function pointed(name, words) {
+function showValueBelow(name, words) {
   const canvas = $(`${name}-map`);
   canvas.addEventListener("pointermove", (event) => {
-    if (!now) return;
-    const cell = cellAt(canvas, event, now.grid);
-    $(`${name}-value`).textContent = `${cellName(cell)}: ${words(cell[0] * now.grid[1] + cell[1])}`;
+    if (!current) return;
+    const cell = cellAt(canvas, event, current.grid);
+    $(`${name}-value`).textContent = `${cellName(cell)}: ${words(cell[0] * current.grid[1] + cell[1])}`;
   });
   canvas.addEventListener("pointerleave", draw);
 }
 
-const after = (list, value, step) => list[(list.indexOf(value) + step + list.length) % list.length];
+const cycle = (list, value, step) => list[(list.indexOf(value) + step + list.length) % list.length];
 
 const KEYS = {
-  l: (step) => now.attention && change({ layer: clamp(state.layer + step, 0, data.layers - 1) }),
-  h: (step) => now.attention && change({ head: after(["mean", ...range(data.heads)], state.head, step) }),
-  t: (step) => now.attention && change({ query: after(tokens(), state.query, step) }),
-  i: (step) => show(after(range(data.images.length), state.image, step)).catch(fail),
-  c: (step) => now.relevance && change({ answer: after(range(now.classes), state.answer, step) }),
+  l: (step) => current.attention && change({ layer: clamp(state.layer + step, 0, data.layers - 1) }),
+  h: (step) => current.attention && change({ head: cycle(["mean", ...range(data.heads)], state.head, step) }),
+  t: (step) => current.attention && change({ query: cycle(tokens(), state.query, step) }),
+  i: (step) => show(cycle(range(data.images.length), state.image, step)).catch(fail),
+  c: (step) => current.relevance && change({ answer: cycle(range(current.classes), state.answer, step) }),
 };
 
 function onKey(event) {
-  if (event.ctrlKey || event.altKey || event.metaKey || !now) return;
+  if (event.ctrlKey || event.altKey || event.metaKey || !current) return;
   KEYS[event.key.toLowerCase()]?.(event.shiftKey ? -1 : 1);
 }
 
@@ -624,7 +626,7 @@ function onKey(event) {
 function toolbar(box, chosen) {
   box.addEventListener("click", (event) => {
     const button = event.target.closest("button");
-    if (button && now) chosen(button.dataset);
+    if (button && current) chosen(button.dataset);
   });
   box.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -639,18 +641,18 @@ function toolbar(box, chosen) {
 function listen() {
   const number = (word) => (/^\d+$/.test(word) ? Number(word) : word);
   toolbar($("images"), ({ image }) => show(Number(image)).catch(fail));
-  choosing($("picture"));
+  selectPatchOnClick($("picture"));
   $("picture").addEventListener("keydown", (event) => {
-    const patch = now && stepped(event, state.patch, now.grid);
+    const patch = now && cellAfterKey(event, state.patch, current.grid);
     if (patch) change({ patch, query: "patch" });
   });
   document.addEventListener("keydown", onKey);
   if ($("attention-map")) {
     const map = $("attention-map");
-    [$("picture"), map].forEach(reading);
-    map.addEventListener("click", (event) => change({ read: cellAt(map, event, now.coarse) }));
+    [$("picture"), map].forEach(showValueOnHover);
+    map.addEventListener("click", (event) => change({ read: cellAt(map, event, current.coarse) }));
     map.addEventListener("keydown", (event) => {
-      const read = now && stepped(event, state.read ?? [0, -1], now.coarse);
+      const read = now && cellAfterKey(event, state.read ?? [0, -1], current.coarse);
       if (read) change({ read });
     });
     map.addEventListener("blur", () => change({ read: null }));
@@ -665,26 +667,26 @@ function listen() {
   if ($("rolled")) {
     $("relevance-title").ariaLive = "polite";
     toolbar($("classes"), ({ answer }) => change({ answer: Number(answer) }));
-    ["source-map", "rollout-map", "relevance-map"].forEach((id) => choosing($(id)));
-    pointed("source", (i) => percent(now.rollout.mean(queries(SOURCE, now.grid))[prefix + i]));
-    pointed("rollout", (i) => percent(now.rollout.mean(queries(state.query, now.grid))[prefix + i]));
-    pointed("relevance", (i) => {
-      const values = now.relevance.mean([state.answer]);
-      return `${percent(values[i] / (largest(values) || 1))} of the strongest`;
+    ["source-map", "rollout-map", "relevance-map"].forEach((id) => selectPatchOnClick($(id)));
+    showValueBelow("source", (i) => percent(current.rollout.mean(queries(SOURCE, current.grid))[prefix + i]));
+    showValueBelow("rollout", (i) => percent(current.rollout.mean(queries(state.query, current.grid))[prefix + i]));
+    showValueBelow("relevance", (i) => {
+      const values = current.relevance.mean([state.answer]);
+      return `${percent(values[i] / (largest(values) || 1))} of the maximum`;
     });
   }
   if ($("patches")) {
-    ["plain-map", "similarity-map", "components-map"].forEach((id) => choosing($(id)));
-    pointed("similarity", (i) => `cosine ${signed(similar(state.patch)[i])}`);
+    ["plain-map", "similarity-map", "components-map"].forEach((id) => selectPatchOnClick($(id)));
+    showValueBelow("similarity", (i) => `cosine ${signed(similarityTo(state.patch)[i])}`);
   }
-  new ResizeObserver(resized()).observe($("look"));
+  new ResizeObserver(redrawOnResize()).observe($("look"));
 }
 
 // Redraw on resize: outlines and text keep their size in screen pixels.
-function resized() {
+function redrawOnResize() {
   let width = $("look").clientWidth;
   return () => {
-    if (!now || width === $("look").clientWidth) return;
+    if (!current || width === $("look").clientWidth) return;
     width = $("look").clientWidth;
     draw();
     if ($("depths")) drawDepth();

@@ -18,13 +18,13 @@ from vitreous.data.dataset import DataSet, Source
 from vitreous.data.options import Augmentation
 from vitreous.errors import SystemFaultError, VitreousError
 from vitreous.models import zoo
-from vitreous.models.checks import pair
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, default_preprocessing
 from vitreous.training import durations, initial_weights
 from vitreous.training.config import TrainConfig
 from vitreous.training.initial_weights import InitialWeights
+from vitreous.utils.sizes import pair
 
 SAMPLED_IMAGES = 64  # images whose size is read
 FEW_IMAGES = 5_000  # training images: with fewer, models are smaller and augmentation is weaker

@@ -18,7 +18,6 @@ from vitreous.data.options import Augmentation
 from vitreous.errors import VitreousError
 from vitreous.fast.accelerate import kernels_unavailable_reason
 from vitreous.fast.eligibility import TRAINING, ineligibility_reason
-from vitreous.models.checks import pair
 from vitreous.models.cost import cost
 from vitreous.models.drop import keyed_drops
 from vitreous.models.standard import Structure, differences, hooked, is_compiled
@@ -28,6 +27,7 @@ from vitreous.training.graphs import CapturedPass
 from vitreous.training.optim.ema import Ema
 from vitreous.training.optim.losses import Loss
 from vitreous.training.optim.optimisers import Optimisers, clip_gradients_
+from vitreous.utils.sizes import pair
 
 # Branches that stochastic depth drops are skipped from this rate on, and for passes of at least this many FLOPs.
 MIN_RATE_TO_SKIP, MIN_FLOPS_TO_SKIP = 0.2, 5e12

@@ -10,11 +10,11 @@ import torch
 
 from vitreous.errors import VitreousError
 from vitreous.models import zoo
-from vitreous.models.checks import pair
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
 from vitreous.training.config import Architecture, TrainConfig
+from vitreous.utils.sizes import pair
 from vitreous.weights import hub, shipped
 from vitreous.weights.checkpoint_files import WEIGHT_FILES
 from vitreous.weights.load import read_checkpoint

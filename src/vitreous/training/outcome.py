@@ -15,7 +15,7 @@ from vitreous.utils.json_files import dump_json, read_json
 from vitreous.utils.progress import format_duration
 
 if TYPE_CHECKING:
-    from vitreous.training.loop import BestWeights
+    from vitreous.training.run_progress import BestWeights
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from vitreous.data.dataset import DataSet
 from vitreous.data.sampling import TrainingSampler
 from vitreous.errors import VitreousError, format_count
 from vitreous.models import BiT, VisionTransformer
-from vitreous.models.checks import pair
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build_model
@@ -27,6 +26,7 @@ from vitreous.training.optim.parameters import TrainablePart, trainable_part
 from vitreous.training.option_checks import check_config, check_unused_options, mixes_pairs, unused_option_notes
 from vitreous.utils.device import pick_device, pick_precision
 from vitreous.utils.memory import free_memory, size_text
+from vitreous.utils.sizes import pair
 
 LOG_LINES = 500  # of a run in metrics.jsonl, approximately
 

@@ -3,13 +3,13 @@
 from typing import Any
 
 from vitreous.data.dataset import DataSet
-from vitreous.models.checks import pair
 from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.training.plan import Plan
 from vitreous.utils.memory import free_memory, size_text
 from vitreous.utils.progress import ProgressReporter
+from vitreous.utils.sizes import pair
 
 
 def print_start_summary(data: DataSet, plan: Plan, reporter: ProgressReporter) -> None:

@@ -54,7 +54,7 @@ from vitreous.training.durations import duration_steps, run_length
         ("9e18 steps", None),
     ],
 )
-def test_in_steps(duration: Any, expected: int | None) -> None:
+def test_number_of_steps(duration: Any, expected: int | None) -> None:
     if expected is None:
         with pytest.raises(VitreousError, match="longer than any run"):
             duration_steps(duration, batch_size=50, images=1000, total_steps=2000)
@@ -62,20 +62,20 @@ def test_in_steps(duration: Any, expected: int | None) -> None:
         assert duration_steps(duration, batch_size=50, images=1000, total_steps=2000) == expected
 
 
-def test_an_epoch_need_not_be_whole_batches() -> None:
+def test_epochs_of_partial_batches() -> None:
     assert duration_steps("3 epochs", batch_size=64, images=100) == 5  # 300 / 64 = 4.69
     assert duration_steps("1 epoch", batch_size=512, images=10) == 1
     assert duration_steps("100 epochs", batch_size=512, images=10) == 2
 
 
-def test_what_a_bare_number_means() -> None:
+def test_number_without_unit() -> None:
     assert duration_steps("7", batch_size=4, images=40, default_unit="steps") == 7
     assert duration_steps(50, batch_size=4, images=40, default_unit="percent", total_steps=9) == 4
     assert duration_steps("7 epochs", batch_size=4, images=40, default_unit="steps") == 70
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 10**4))
-def test_nearest_for_whole_epochs(epochs: int, images: int, batch_size: int) -> None:
+def test_epochs_are_rounded_to_the_nearest_step(epochs: int, images: int, batch_size: int) -> None:
     found = duration_steps(f"{epochs} epochs", batch_size=batch_size, images=images)
     assert found >= 1
     assert found == 1 or abs(found * batch_size - epochs * images) <= batch_size / 2
@@ -109,13 +109,13 @@ def test_nearest_for_whole_epochs(epochs: int, images: int, batch_size: int) -> 
         (["5"], "a number and a unit"),
     ],
 )
-def test_what_is_wrong_is_said(duration: Any, message: str) -> None:
+def test_error_messages(duration: Any, message: str) -> None:
     with pytest.raises(VitreousError) as error:
         duration_steps(duration, batch_size=50, images=1000, total_steps=2000)
     assert message in str(error.value)
 
 
-def test_a_share_of_an_unknown_whole() -> None:
+def test_percentage_without_total_is_an_error() -> None:
     with pytest.raises(VitreousError, match="cooldown = '5%': a percentage refers to the whole run"):
         duration_steps("5%", batch_size=50, images=1000, name="cooldown")
     with pytest.raises(VitreousError, match="duration = '5%'"):
@@ -123,17 +123,17 @@ def test_a_share_of_an_unknown_whole() -> None:
 
 
 @pytest.mark.parametrize("duration", ["0 epochs", "0", 0, "0 steps", 0.0])
-def test_the_whole_run_is_not_nothing(duration: Any) -> None:
+def test_run_of_zero_steps_is_an_error(duration: Any) -> None:
     with pytest.raises(VitreousError, match=r"duration = .*at least one step"):
         run_length(duration, batch_size=50, images=1000)
 
 
-def test_the_whole_run() -> None:
+def test_run_length() -> None:
     assert run_length("3", batch_size=50, images=1000) == 60
     assert run_length("1 example", batch_size=50, images=1000) == 1
 
 
-def test_without_images_or_batches() -> None:
+def test_no_images_or_batch_size_is_an_error() -> None:
     with pytest.raises(VitreousError, match="no training images"):
         duration_steps("1 epoch", batch_size=4, images=0)
     assert duration_steps("10 steps", batch_size=4, images=0) == 10
@@ -141,7 +141,7 @@ def test_without_images_or_batches() -> None:
         duration_steps("1 epoch", batch_size=0, images=10)
 
 
-def test_durations_and_schedules_do_without_torch() -> None:
+def test_durations_and_schedules_do_not_import_torch() -> None:
     code = "import sys, vitreous.training.durations, vitreous.training.optim.schedules; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
@@ -165,18 +165,18 @@ def test_durations_and_schedules_do_without_torch() -> None:
     ],
 )
 @pytest.mark.parametrize("field", ["duration", "warmup", "cooldown", "evaluate_every", "candidate_duration"])
-def test_a_number_alone_means_epochs_and_says_so(field: str, given: Any, shown: str) -> None:
+def test_number_alone_is_stored_as_epochs(field: str, given: Any, shown: str) -> None:
     assert TrainConfig().with_(**{field: given}).flat()[field] == shown
     stored = {**TrainConfig().flat(), field: str(given)}  # the config.json of a run
     assert TrainConfig.from_flat(stored).flat()[field] == shown
 
 
-def test_progressive_sizes_too() -> None:
+def test_progressive_number_alone_is_stored_as_epochs() -> None:
     config = TrainConfig().with_(progressive=["16@2", "24@30%"])
     assert config.schedule.progressive == ("16@2 epochs", "24@30%")
 
 
-def test_a_run_says_how_many_epochs_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_its_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = TrainConfig(schedule=Schedule(duration="0.05", batch_size=16))
     vitreous.train("digits", config, device="cpu", out=tmp_path / "run")
     assert "images (0.05 epochs)" in capsys.readouterr().out

@@ -22,7 +22,7 @@ def wander(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("decay", [0.3, 0.9, 0.9999])
-def test_follows_the_weights(decay: float) -> None:
+def test_average_follows_the_weights(decay: float) -> None:
     model = tiny_vit()
     ema, mean = Ema(model, decay), {name: p.double() for name, p in bits(model).items()}
     for step in range(20):
@@ -34,7 +34,7 @@ def test_follows_the_weights(decay: float) -> None:
         torch.testing.assert_close(value, mean[name].float())
 
 
-def test_a_constant_is_its_own_mean() -> None:
+def test_average_of_a_constant() -> None:
     model = tiny_vit()
     ema = Ema(model, 0.999)
     for step in range(5):
@@ -42,7 +42,7 @@ def test_a_constant_is_its_own_mean() -> None:
     assert all(torch.equal(ema.shadow[name], p) for name, p in bits(model).items())
 
 
-def test_applied_and_back_to_the_bit() -> None:
+def test_applied_restores_the_weights_exactly() -> None:
     model, x = tiny_vit(), images(2, 3, 32, 32)
     ema = Ema(model, 0.9)
     first = model(x)
@@ -75,7 +75,7 @@ def test_frozen_parameters_are_not_copied() -> None:
         assert torch.equal(model.patch_embed.proj.weight, before)
 
 
-def test_state_to_the_bit() -> None:
+def test_state_dict_round_trip_is_exact() -> None:
     model = tiny_vit()
     ema = Ema(model, 0.9)
     for step in range(3):
@@ -94,7 +94,7 @@ def test_state_to_the_bit() -> None:
     assert all(torch.equal(value, resumed.shadow[name]) for name, value in ema.shadow.items())
 
 
-def test_half_precision_is_averaged_in_full() -> None:
+def test_half_precision_weights_are_averaged_in_float32() -> None:
     model = nn.Linear(3, 3).bfloat16()
     ema = Ema(model, 0.5)
     wander(model)
@@ -107,12 +107,12 @@ def test_half_precision_is_averaged_in_full() -> None:
 
 
 @pytest.mark.parametrize("decay", [0, 1, -0.1, 1.5, float("nan")])
-def test_a_decay_that_is_none(decay: Any) -> None:
+def test_invalid_decay_is_an_error(decay: Any) -> None:
     with pytest.raises(VitreousError, match=r"ema = .*between 0 and 1"):
         Ema(nn.Linear(2, 2), decay)
 
 
-def test_a_state_of_another_model() -> None:
+def test_state_of_another_model_is_an_error() -> None:
     ema = Ema(nn.Linear(2, 2), 0.9)
     state = ema.state_dict()
     with pytest.raises(VitreousError, match="weight' missing in the state, 'x' not in this model"):

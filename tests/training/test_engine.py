@@ -86,7 +86,7 @@ def whole() -> tuple[list[Tensor], StepResult]:
 
 
 @pytest.mark.parametrize("micro_batch", [32, 50, 2])
-def test_accumulated_gradients_are_those_of_one_pass(whole: Any, micro_batch: int) -> None:
+def test_accumulated_gradients_equal_those_of_one_pass(whole: Any, micro_batch: int) -> None:
     found, stepped = gradients(*begun(micro_batch=micro_batch))
     assert close(found, whole[0])
     assert all(gradient.abs().max() > 0 for gradient in found)
@@ -95,14 +95,14 @@ def test_accumulated_gradients_are_those_of_one_pass(whole: Any, micro_batch: in
     assert torch.equal(stepped.right, whole[1].right)
 
 
-def test_gradients_do_depend_on_what_is_drawn(whole: Any) -> None:
+def test_gradients_depend_on_random_draws(whole: Any) -> None:
     """Or the test above would prove nothing."""
     assert not close(gradients(*begun(seed=1))[0], whole[0])
     for name in ("dropout", "stochastic_depth", "mixup", "cutmix"):
         assert not close(gradients(*begun(**{name: 0.0}))[0], whole[0])
 
 
-def test_gradients_of_several_steps_do_not_add_up() -> None:
+def test_gradients_are_reset_between_steps() -> None:
     """What one step leaves behind does not show in the next."""
     engine, fed = begun(lr=1e-30, weight_decay=0.0, momentum=0.0, micro_batch=32)
     batch = next(fed.train.batches(0, 1))
@@ -112,7 +112,7 @@ def test_gradients_of_several_steps_do_not_add_up() -> None:
     assert close(worlds[1].seen, worlds[0].seen)
 
 
-def test_gradients_are_those_of_the_mean_loss() -> None:
+def test_gradients_of_the_mean_loss() -> None:
     """Against autograd on the whole batch by hand, where nothing is drawn."""
     drawn = ("dropout", "stochastic_depth", "mixup", "cutmix", "erase", "shift", "jitter", "label_smoothing")
     still = dict.fromkeys(drawn, 0.0)
@@ -130,7 +130,7 @@ def test_gradients_are_those_of_the_mean_loss() -> None:
     assert torch.allclose(stepped.loss / 128, loss, rtol=1e-5)
 
 
-def test_several_labels_are_accumulated_too() -> None:
+def test_accumulation_with_several_labels() -> None:
     changes = {"several": True, "mixup": 0.0, "cutmix": 0.0}
     one, stepped = gradients(*begun(**changes))
     assert close(gradients(*begun(**changes, micro_batch=30))[0], one)
@@ -155,7 +155,7 @@ class Narrow(nn.Module):
 
 
 @pytest.mark.parametrize(("most", "reached"), [(100, 64), (63, 32), (5, 4), (2, 2)])
-def test_passes_are_halved_until_they_fit(whole: Any, most: int, reached: int) -> None:
+def test_micro_batch_is_halved_until_it_fits(whole: Any, most: int, reached: int) -> None:
     engine, fed = begun()
     engine.forward = Narrow(engine.model, most)
     found, stepped = gradients(engine, fed)
@@ -167,7 +167,7 @@ def test_passes_are_halved_until_they_fit(whole: Any, most: int, reached: int) -
     assert "out of memory" in engine.notes[0]
 
 
-def test_what_was_done_before_memory_ran_out_is_not_counted_twice(whole: Any) -> None:
+def test_step_is_repeated_after_out_of_memory(whole: Any) -> None:
     engine, fed = begun(micro_batch=32)
     engine.forward = Narrow(engine.model, fails_at=3)
     found, stepped = gradients(engine, fed)
@@ -176,7 +176,7 @@ def test_what_was_done_before_memory_ran_out_is_not_counted_twice(whole: Any) ->
     assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
 
 
-def test_pairs_stay_together_in_odd_halves(whole: Any) -> None:
+def test_halved_micro_batch_is_even_with_mixup(whole: Any) -> None:
     engine, fed = begun(micro_batch=50)
     engine.forward = Narrow(engine.model, most=30)
     assert close(gradients(engine, fed)[0], whole[0])
@@ -184,14 +184,14 @@ def test_pairs_stay_together_in_odd_halves(whole: Any) -> None:
 
 
 @pytest.mark.parametrize(("changes", "least"), [({}, 2), ({"mixup": 0.0, "cutmix": 0.0}, 1)])
-def test_no_room_for_the_least(changes: dict[str, float], least: int) -> None:
+def test_out_of_memory_with_the_smallest_micro_batch(changes: dict[str, float], least: int) -> None:
     engine, fed = begun(**changes)
     engine.forward = Narrow(engine.model, most=0)
     with pytest.raises(VitreousError, match=f"out of memory on cpu with {least} images at a time"):
         gradients(engine, fed)
 
 
-def test_other_errors_are_not_hidden() -> None:
+def test_other_errors_are_raised() -> None:
     engine, fed = begun()
 
     def broken(images: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def breaking(engine: Engine, error: Exception, fails_at: int = 1) -> Any:
 
 
 @pytest.mark.parametrize(("micro_batch", "fails_at"), [(128, 1), (32, 3)])
-def test_a_backward_that_fails_is_done_again_by_the_plain_model(whole: Any, micro_batch: int, fails_at: int) -> None:
+def test_failed_backward_is_repeated_by_the_plain_model(whole: Any, micro_batch: int, fails_at: int) -> None:
     engine, fed = begun(micro_batch=micro_batch)
     engine.forward = breaking(engine, RuntimeError("no kernel image\nis available"), fails_at)
     engine.path = "fused kernels"
@@ -246,7 +246,7 @@ def test_a_backward_that_fails_is_done_again_by_the_plain_model(whole: Any, micr
     assert len(engine.notes) == 1
 
 
-def test_a_backward_that_fails_by_the_plain_model_too() -> None:
+def test_error_if_the_plain_model_fails_too() -> None:
     engine, fed = begun()
     engine.forward, engine.plain = (breaking(engine, RuntimeError(text)) for text in ("first", "second"))
     with pytest.raises(RuntimeError, match="second"):
@@ -254,7 +254,7 @@ def test_a_backward_that_fails_by_the_plain_model_too() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it compiles
-def test_the_plain_model_is_not_compiled_in_backward_either(monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
+def test_plain_model_is_not_compiled_in_backward(monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
     """Activation checkpointing calls the blocks there once more."""
 
     def no_backend(graph: Any, inputs: Any) -> Any:
@@ -274,7 +274,7 @@ def test_the_plain_model_is_not_compiled_in_backward_either(monkeypatch: pytest.
     assert engine.path.startswith("plain; the model could not be compiled: ")
 
 
-def test_memory_that_runs_out_in_backward(whole: Any) -> None:
+def test_out_of_memory_in_backward(whole: Any) -> None:
     engine, fed = begun()
     engine.forward = breaking(engine, torch.OutOfMemoryError("not enough of it"))
     found, _ = gradients(engine, fed)
@@ -287,7 +287,7 @@ def test_memory_that_runs_out_in_backward(whole: Any) -> None:
 # ---------------------------------------------------------------- what a step leaves behind
 
 
-def test_keys_of_a_step_are_gone_after_it() -> None:
+def test_dropout_keys_are_removed_after_a_step() -> None:
     engine, fed = begun()
     gradients(engine, fed)
     assert engine.model(torch.randn(1, 3, 16, 16)).shape == (1, 5)
@@ -297,7 +297,7 @@ def test_keys_of_a_step_are_gone_after_it() -> None:
     assert engine.model(torch.randn(1, 3, 16, 16)).shape == (1, 5)
 
 
-def test_a_step_without_images_has_no_gradients() -> None:
+def test_gradients_of_an_empty_batch_are_zero() -> None:
     engine, fed = begun()
     gradients(engine, fed)
     batch = next(fed.train.batches(0, 1))
@@ -310,7 +310,7 @@ def test_a_step_without_images_has_no_gradients() -> None:
 # ---------------------------------------------------------------- models that were changed
 
 
-def test_a_model_with_hooks_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_hooks_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, fed = begun()
     engine.model.blocks[0].register_forward_hook(lambda module, inputs, output: 2 * output)
     expected = gradients(engine, fed)[0]
@@ -333,7 +333,7 @@ def own_forward(model: Any) -> None:
 @pytest.mark.parametrize(
     "change", [lambda model: model.blocks[0].register_forward_hook(lambda *a: None), swapped, own_forward]
 )
-def test_a_model_that_is_changed_after_it_was_compiled(change: Any) -> None:
+def test_changing_a_compiled_model_is_an_error(change: Any) -> None:
     """Compiled blocks, fused kernels and recorded passes would go on without noticing."""
     engine, fed = begun()
     engine.only_normalises = True
@@ -344,7 +344,7 @@ def test_a_model_that_is_changed_after_it_was_compiled(change: Any) -> None:
         gradients(engine, fed)
 
 
-def test_what_is_neither_compiled_nor_recorded() -> None:
+def test_find_unknown_code() -> None:
     model: Any = begun()[0].model
     assert find_unknown_code(model) is None
     add_adapters_(model, Finetuning(lora=2))
@@ -404,7 +404,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["weights", "odd"])
-def test_two_processes_train_as_one(pair: list[dict[str, Any]], name: str) -> None:
+def test_two_processes_train_like_one(pair: list[dict[str, Any]], name: str) -> None:
     alone = updated(World())
     before = begun()[0].model.state_dict()
     first, second = (found[name] for found in pair)
@@ -416,14 +416,14 @@ def test_two_processes_train_as_one(pair: list[dict[str, Any]], name: str) -> No
             assert not torch.equal(tensor, before[key]), key
 
 
-def test_pairs_are_not_torn_apart_by_two_processes() -> None:
+def test_mixup_needs_an_even_batch_per_process() -> None:
     """33 images each: one of a pair would be here and one there, and the step another than that of one process."""
     with pytest.raises(VitreousError, match="batch_size = 66"):
         begun(World(0, 2), batch_size=66)
     begun(World(0, 2), batch_size=66, mixup=0.0, cutmix=0.0)
 
 
-def test_rows_of_two_processes_are_joined(pair: list[dict[str, Any]]) -> None:
+def test_all_gather_of_different_numbers_of_rows(pair: list[dict[str, Any]]) -> None:
     for found in pair:
         numbers, ranks, flags, nothing = found["joined"]
         assert numbers.tolist() == [0, 1, 2, 100, 101, 102, 103, 104, 105, 106]
@@ -432,11 +432,11 @@ def test_rows_of_two_processes_are_joined(pair: list[dict[str, Any]]) -> None:
         assert nothing.shape == (0, 2)
 
 
-def test_two_processes_agree(pair: list[dict[str, Any]]) -> None:
+def test_any_over_two_processes(pair: list[dict[str, Any]]) -> None:
     assert [found["agreed"] for found in pair] == [[False, True, True, True]] * 2
 
 
-def test_one_process_agrees_with_itself() -> None:
+def test_world_of_one_process() -> None:
     tensors = [torch.arange(3.0)]
     world = World.current()
     assert world == World(0, 1)
@@ -460,7 +460,7 @@ for name in ("yes", "no"):
 """
 
 
-def test_training_goes_on_where_nothing_can_be_compiled(folder: Path, tmp_path: Path) -> None:
+def test_training_continues_without_a_compiler(folder: Path, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         **{"CXX": "/bin/false", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "OMP_NUM_THREADS": "1"},

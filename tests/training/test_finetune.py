@@ -51,7 +51,7 @@ def bit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", FINETUNING_RECIPES)
-def test_a_model_that_was_fine_tuned_is_a_model(name: str, folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_every_recipe_gives_a_loadable_model(name: str, folder: Path, weights: Path, tmp_path: Path) -> None:
     outcome = finetune(folder, weights, name, image_size=(16, 24), **SHORT, out=str(tmp_path / "run"), quiet=True)
     model, before = load(outcome.run), load(weights, num_classes=3, image_size=(16, 24))
     assert model.config == before.config
@@ -66,14 +66,14 @@ def test_a_model_that_was_fine_tuned_is_a_model(name: str, folder: Path, weights
 
 
 @pytest.mark.parametrize("name", ["paper", "fast", "linear"])
-def test_a_bit(name: str, folder: Path, bit: Path, tmp_path: Path) -> None:
+def test_finetune_a_bit(name: str, folder: Path, bit: Path, tmp_path: Path) -> None:
     outcome = finetune(folder, bit, name, **SHORT, lr=1e-3, out=str(tmp_path / "run"), quiet=True)
     before, after = load_file(bit), load_file(outcome.run / "last.safetensors")
     moved = {key for key in before if key.startswith("backbone.") and not torch.equal(before[key], after[key])}
     assert bool(moved) == (name != "linear")
 
 
-def test_a_hybrid_with_adapters(folder: Path, tmp_path: Path) -> None:
+def test_lora_on_a_hybrid(folder: Path, tmp_path: Path) -> None:
     save(tiny_vit(image_size=32, patch_size=1, backbone=SMALL_RESNET), tmp_path / "hybrid.safetensors")
     outcome = finetune(folder, tmp_path / "hybrid.safetensors", "lora", **SHORT, out=str(tmp_path / "run"), quiet=True)
     before, after = load_file(tmp_path / "hybrid.safetensors"), load_file(outcome.run / "last.safetensors")
@@ -81,7 +81,7 @@ def test_a_hybrid_with_adapters(folder: Path, tmp_path: Path) -> None:
     assert not torch.equal(before["blocks.0.mlp.fc2.weight"], after["blocks.0.mlp.fc2.weight"])
 
 
-def test_what_a_file_does_not_say_can_be_said(folder: Path, tmp_path: Path) -> None:
+def test_heads_and_preprocessing_can_be_given(folder: Path, tmp_path: Path) -> None:
     """The number of heads, and the scale of pixels; with timm's names alone these are guesses."""
     save(tiny_vit(image_size=16, width=64, heads=2, gelu="erf", resample="timm"), tmp_path / "timm", to="timm")
     bare = (tmp_path / "timm" / "model.safetensors").rename(tmp_path / "bare.safetensors")
@@ -92,7 +92,7 @@ def test_what_a_file_does_not_say_can_be_said(folder: Path, tmp_path: Path) -> N
     assert model.preprocessing.mean == PRESETS["deit"].mean
 
 
-def test_what_is_guessed_is_told_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_guesses_are_printed_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not again for each learning rate that is tried."""
     save(tiny_vit(image_size=16, width=64, heads=1, gelu="erf", resample="timm"), tmp_path / "timm", to="timm")
     bare = (tmp_path / "timm" / "model.safetensors").rename(tmp_path / "bare.safetensors")
@@ -102,7 +102,7 @@ def test_what_is_guessed_is_told_once(folder: Path, tmp_path: Path, capsys: pyte
     assert error.count("heads: 1, the usual number") == 1
 
 
-def test_a_short_name_is_a_recipe() -> None:
+def test_short_recipe_names() -> None:
     assert FINETUNING_RECIPES == ("paper", "fast", "linear", "lora")
     for name in FINETUNING_RECIPES:
         assert finetuning_recipe(name) == recipe(f"finetune_{name}")
@@ -144,7 +144,7 @@ def test_table_4(images: int, steps: int, warmup: int, candidates: Any, share: A
     assert {name: found[name] for name in table | code} == table | code
 
 
-def test_what_is_given_is_not_the_tables(weights: Path) -> None:
+def test_given_settings_override_table_4(weights: Path) -> None:
     found = settled(50_000, weights, duration="100 steps", lr=0.02)
     assert (found["duration"], found["warmup"], found["lr"]) == ("100 steps", "10 steps", 0.02)
     assert found["lr_candidates"] is None
@@ -152,7 +152,7 @@ def test_what_is_given_is_not_the_tables(weights: Path) -> None:
     assert (found["lr"], found["lr_candidates"], found["dev_fraction"]) == (None, RATES, 0.2)
 
 
-def test_the_whole_image_is_shown_as_the_official_code_does(weights: Path) -> None:
+def test_paper_recipe_evaluates_whole_images(weights: Path) -> None:
     begun = InitialWeights(str(weights), load(weights, num_classes=3).config, default_preprocessing(16, 3), "")
     known = Facts(5_000, 3, 3, 300, None, False, begun)
     config, _ = choose_defaults(finetuning_recipe("paper").with_(image_size=224), known)
@@ -164,7 +164,7 @@ def test_the_whole_image_is_shown_as_the_official_code_does(weights: Path) -> No
 # ---------------------------------------------------------------- the choice of the learning rate
 
 
-def test_the_best_rate_trains_on_everything(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_best_learning_rate_trains_on_all_training_images(folder: Path, weights: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     finetune(folder, weights, "paper", **CHOICE, out=str(run), quiet=True)
     told = json.loads((run / "config.json").read_text())
@@ -185,7 +185,7 @@ def test_the_best_rate_trains_on_everything(folder: Path, weights: Path, tmp_pat
     assert (run / "last.safetensors").read_bytes() == (tmp_path / "plain" / "last.safetensors").read_bytes()
 
 
-def test_the_development_split_is_of_training_images_alone(folder: Path) -> None:
+def test_development_split_contains_only_training_images(folder: Path) -> None:
     data = open_data(folder)
     part = lr_search.candidate_splits(data, TrainConfig().with_(dev_fraction=0.25))
     names = {name: {source.name(i) for i in range(len(source))} for name, source in part.splits.items()}
@@ -194,7 +194,7 @@ def test_the_development_split_is_of_training_images_alone(folder: Path) -> None
     assert not names["train"] & names["val"]
 
 
-def test_tried_for_less_long(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_candidate_duration(folder: Path, weights: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     fields = {**CHOICE, "duration": "20 steps", "warmup": "10 steps", "candidate_duration": "20%"}
     finetune(folder, weights, "paper", **fields, out=str(run), quiet=True)
@@ -205,7 +205,7 @@ def test_tried_for_less_long(folder: Path, weights: Path, tmp_path: Path) -> Non
     assert json.loads((run / "result.json").read_text())["steps"] == 20
 
 
-def test_of_equal_ones_the_smaller_loss_is_the_better() -> None:
+def test_loss_decides_between_equal_candidates() -> None:
     tried = [
         lr_search.CandidateResult(lr, 1, 9, "top1", value, loss)
         for lr, value, loss in ((1, 0.5, 2.0), (2, 0.5, 1.0), (3, 0.4, 0))
@@ -217,7 +217,7 @@ def test_of_equal_ones_the_smaller_loss_is_the_better() -> None:
     assert lr_search._choose_best(by_loss).value == 2
 
 
-def test_a_rate_that_is_too_high_is_passed_over(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_diverging_learning_rate_is_skipped(folder: Path, weights: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     wild = {**CHOICE, "lr_candidates": (0.01, 1e30), "clip": None, "warmup": "0 steps"}
     finetune(folder, weights, "paper", **wild, out=str(run), quiet=True)
@@ -231,7 +231,7 @@ def test_a_rate_that_is_too_high_is_passed_over(folder: Path, weights: Path, tmp
         )
 
 
-def test_a_rate_from_scratch(folder: Path, tmp_path: Path) -> None:
+def test_learning_rate_search_from_scratch(folder: Path, tmp_path: Path) -> None:
     fields = {"model": "Ti/16", "image_size": 16, "patch_size": 8, "width": 32, "depth": 1, "heads": 2, **CHOICE}
     outcome = train(folder, **fields, out=str(tmp_path / "run"), quiet=True)
     assert json.loads((outcome.run / "config.json").read_text())["config"]["lr"] in RATES
@@ -261,7 +261,7 @@ def stop_at(process: subprocess.Popen[str], log: Path, number: int) -> tuple[str
     return process.communicate(timeout=120)
 
 
-def test_a_choice_that_was_killed_goes_on(place: Path, weights: Path) -> None:
+def test_killed_learning_rate_search_is_resumed(place: Path, weights: Path) -> None:
     run, first = place / "run", place / "run" / "candidates" / "lr-0.001"
     process = start("finetune", "data", "--from", weights, *ASKED, "--out", "run", cwd=place)
     _, error = stop_at(process, run / "candidates" / "lr-0.03" / "metrics.jsonl", signal.SIGKILL)
@@ -278,7 +278,7 @@ def test_a_choice_that_was_killed_goes_on(place: Path, weights: Path) -> None:
     assert (run / "last.safetensors").read_bytes() == (place / "whole" / "last.safetensors").read_bytes()
 
 
-def test_a_choice_that_was_stopped_says_how_to_go_on(place: Path, weights: Path) -> None:
+def test_stopped_learning_rate_search_prints_the_resume_command(place: Path, weights: Path) -> None:
     process = start("finetune", "data", "--from", weights, *ASKED, "--out", "run", cwd=place)
     _, error = stop_at(process, place / "run" / "candidates" / "lr-0.001" / "metrics.jsonl", signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
@@ -318,13 +318,13 @@ def test_a_choice_that_was_stopped_says_how_to_go_on(place: Path, weights: Path)
     ],
     ids=str,
 )
-def test_mistakes(folder: Path, weights: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_invalid_settings(folder: Path, weights: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(VitreousError, match=message):
         train(folder, **{**SHORT, "start": weights, **fields}, out=str(tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_development_split_that_would_be_empty(weights: Path, tmp_path: Path) -> None:
+def test_empty_development_split_is_an_error(weights: Path, tmp_path: Path) -> None:
     draw_folder(tmp_path / "few", images=1)
     with pytest.raises(
         VitreousError, match="the development split for selecting the learning rate would be empty: each"
@@ -351,7 +351,7 @@ def test_a_development_split_that_would_be_empty(weights: Path, tmp_path: Path) 
     ],
     ids=str,
 )
-def test_the_command_says_what_is_wrong(
+def test_command_errors(
     place: Path, vitreous: Callable[..., Any], arguments: Any, message: str
 ) -> None:
     result = vitreous("finetune", *arguments)
@@ -361,7 +361,7 @@ def test_the_command_says_what_is_wrong(
     assert not (place / "runs").exists()
 
 
-def test_the_command(place: Path, weights: Path, vitreous: Callable[..., Any]) -> None:
+def test_finetune_command(place: Path, weights: Path, vitreous: Callable[..., Any]) -> None:
     fields = ("--duration", "4steps", "--batch-size", "16", "--device", "cpu", "--out", "run")
     result = vitreous("finetune", "data", "--from", weights, "--recipe", "linear", "--size", "16", "32", *fields)
     assert result.returncode == 0, result.stderr
@@ -369,7 +369,7 @@ def test_the_command(place: Path, weights: Path, vitreous: Callable[..., Any]) -
     assert load(place / "run").config.image_size == (16, 32)
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = (
         "import sys\nfrom vitreous.cli import main\n"
         "try:\n    main(['finetune', '--help'])\nexcept SystemExit:\n    pass\n"
@@ -381,6 +381,6 @@ def test_help_does_not_wait_for_torch() -> None:
     assert "(default: 0.75)" in text  # of the recipe that is taken where none is given
 
 
-def test_the_table_has_no_gaps() -> None:
+def test_table_4_covers_all_sizes() -> None:
     assert [row.images for row in TABLE_4] == sorted(row.images for row in TABLE_4)
     assert TABLE_4[-1].images == float("inf")

@@ -49,7 +49,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("changes", [{}, {"mlp": "swiglu", "qkv_bias": False}, {"pool": "map"}], ids=str)
-def test_merged_is_unmerged(changes: dict[str, Any]) -> None:
+def test_merged_model_computes_the_same(changes: dict[str, Any]) -> None:
     model, plain, x = adapted(**changes), tiny_vit(**changes), images(3, 3, 32, 40)
     own = {name: p.clone() for name, p in model.named_parameters()}
     with torch.no_grad():
@@ -62,14 +62,14 @@ def test_merged_is_unmerged(changes: dict[str, Any]) -> None:
     assert all(torch.equal(p, own[name]) for name, p in model.named_parameters())
 
 
-def test_at_first_they_add_nothing() -> None:
+def test_new_adapters_do_not_change_the_output() -> None:
     model, x = tiny_vit(), images(2, 3, 32, 32)
     before = model(x)
     add_adapters_(model, Finetuning(lora=4))
     assert torch.equal(model(x), before)
 
 
-def test_alpha_scales_what_they_add() -> None:
+def test_alpha_scales_the_adapters() -> None:
     one, two, by_itself = (adapted(rank=3, alpha=alpha) for alpha in (3.0, 6.0, None))
     plain = tiny_vit()
     name = "blocks.1.mlp.fc1"
@@ -79,7 +79,7 @@ def test_alpha_scales_what_they_add() -> None:
     assert torch.equal(layers[1], layers[2])
 
 
-def test_gradients_with_checkpointed_activations_and_compiled() -> None:
+def test_gradients_with_activation_checkpointing_and_compiled() -> None:
     x = images(4, 3, 32, 32)
 
     def gradients(model: Any, forward: Any) -> dict[str, torch.Tensor]:
@@ -101,7 +101,7 @@ def test_gradients_with_checkpointed_activations_and_compiled() -> None:
             assert relative_error(found[name], gradient) < 1e-4, name
 
 
-def test_the_running_mean_is_that_of_the_adapters() -> None:
+def test_ema_of_adapters() -> None:
     model = adapted()
     ema = Ema(model, 0.9)
     assert set(ema.shadow) == {name for name, p in model.named_parameters() if p.requires_grad}
@@ -123,7 +123,7 @@ def test_the_running_mean_is_that_of_the_adapters() -> None:
 # ---------------------------------------------------------------- runs
 
 
-def test_a_run_changes_matrices_by_a_low_rank_and_nothing_else(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_run_changes_matrices_by_low_rank_updates_only(folder: Path, weights: Path, tmp_path: Path) -> None:
     outcome = finetune(
         folder, weights, "lora", lora=2, lora_alpha=None, lr=1e-2, **SHORT, out=str(tmp_path / "run"), quiet=True
     )
@@ -141,7 +141,7 @@ def test_a_run_changes_matrices_by_a_low_rank_and_nothing_else(folder: Path, wei
     assert load(outcome.run).labels == ("blau", "grün", "rot")
 
 
-def test_the_file_is_what_was_evaluated(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_saved_file_has_the_evaluated_weights(folder: Path, weights: Path, tmp_path: Path) -> None:
     """Measured from the file, the best weights do what they did with their adapters, mean or not."""
     run = tmp_path / "run"
     finetune(folder, weights, "lora", lr=1e-2, ema=0.8, **{**SHORT, "duration": "12 steps"}, out=str(run), quiet=True)
@@ -152,7 +152,7 @@ def test_the_file_is_what_was_evaluated(folder: Path, weights: Path, tmp_path: P
     assert summary["result"]["loss"] == pytest.approx(found[0]["loss"], rel=1e-5)
 
 
-def test_killed_and_resumed(weights: Path, tmp_path: Path) -> None:
+def test_killed_run_is_resumed_exactly(weights: Path, tmp_path: Path) -> None:
     draw_folder(tmp_path / "data")
     asked = ("data", "--from", weights, "--recipe", "lora", "--duration", "40steps", "--evaluate-every", "10steps")
     asked += ("--save-minutes", "0.002", "--batch-size", "16", "--device", "cpu", "--workers", "0", "--ema", "0.9")
@@ -168,7 +168,7 @@ def test_killed_and_resumed(weights: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what is told before
 
 
-def test_memory_and_what_is_trained(folder: Path, weights: Path) -> None:
+def test_trained_parameters_and_memory(folder: Path, weights: Path) -> None:
     data = open_data(folder)
 
     def planned(**fields: Any) -> Any:
@@ -183,7 +183,7 @@ def test_memory_and_what_is_trained(folder: Path, weights: Path) -> None:
     assert linear.memory < lora.memory < full.memory
 
 
-def test_the_head_is_trained_and_more_can_be_frozen() -> None:
+def test_freeze_with_adapters() -> None:
     model = tiny_vit()
     add_adapters_(model, Finetuning(lora=2))
     whole = trainable_part(model).parameters
@@ -209,13 +209,13 @@ def test_the_head_is_trained_and_more_can_be_frozen() -> None:
         ({"lora": 4, "optimiser": "muon"}, "all of them are frozen"),
     ],
 )
-def test_mistakes(folder: Path, weights: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_invalid_settings(folder: Path, weights: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(VitreousError, match=message):
         finetune(folder, weights, "fast", out=str(tmp_path / "run"), **fields, **SHORT, quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_adapters_are_for_a_vit(folder: Path, tmp_path: Path) -> None:
+def test_adapters_for_a_bit_are_an_error(folder: Path, tmp_path: Path) -> None:
     save(draw(BiT(BiTConfig(blocks=(1,), width_factor=0.5, image_size=32, num_classes=7))), tmp_path / "b.safetensors")
     with pytest.raises(VitreousError, match=r"lora = 8: .* a BiT has none; train all of it"):
         finetune(folder, tmp_path / "b.safetensors", "lora", out=str(tmp_path / "run"), **SHORT, quiet=True)

@@ -35,7 +35,7 @@ def by_hand(logits: Tensor, targets: Tensor, positive: Tensor | None = None) -> 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("class_weights", ["none", "balanced"])
-def test_softmax_as_torch(smoothing: float, class_weights: Any) -> None:
+def test_softmax_equals_torch(smoothing: float, class_weights: Any) -> None:
     logits, targets = torch.randn(10, 5), LABELS
     ours = loss(loss="softmax", label_smoothing=smoothing, class_weights=class_weights)
     # 10 images in 3 classes that occur: 10/3 for each, divided by its images.
@@ -45,7 +45,7 @@ def test_softmax_as_torch(smoothing: float, class_weights: Any) -> None:
     torch.testing.assert_close(ours(logits, ours.dense_targets(targets)), expected)
 
 
-def test_softmax_of_a_mix_is_the_mix_of_the_losses() -> None:
+def test_softmax_loss_of_mixed_labels() -> None:
     ours = loss(loss="softmax", label_smoothing=0.1, class_weights="balanced")
     logits, targets = torch.randn(10, 5), LABELS
     mixed = 0.3 * ours.dense_targets(targets) + 0.7 * ours.dense_targets(targets.flip(0))
@@ -61,7 +61,7 @@ def test_sigmoid_is_summed_over_classes() -> None:
     assert torch.equal(ours(logits, LABELS), ours(logits, one_hot.bool()))
 
 
-def test_sigmoid_smoothed() -> None:
+def test_sigmoid_with_label_smoothing() -> None:
     logits = torch.randn(10, 5)
     smooth = torch.full((10, 5), 0.04).scatter(1, LABELS[:, None], 0.84)  # 0.2 spread over 5 classes
     ours = loss(loss="sigmoid", label_smoothing=0.2)
@@ -71,14 +71,14 @@ def test_sigmoid_smoothed() -> None:
     assert alone(logits[:2, :1], torch.tensor([[True], [False]])).tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_sigmoid_balanced_by_the_class_of_an_image() -> None:
+def test_sigmoid_with_class_weights() -> None:
     logits = torch.randn(10, 5)
     plain, balanced = loss(loss="sigmoid"), loss(loss="sigmoid", class_weights="balanced")
     weight = torch.tensor([10 / 12] * 4 + [10 / 6] * 2 + [10 / 12] * 4)
     torch.testing.assert_close(balanced(logits, LABELS), plain(logits, LABELS) * weight)
 
 
-def test_weights_are_one_on_average() -> None:
+def test_class_weights_have_mean_one() -> None:
     labels = torch.randint(0, 7, (1000,)).clamp(max=5)
     weights = loss(labels, 9, loss="softmax", class_weights="balanced").weights
     assert weights is not None
@@ -87,7 +87,7 @@ def test_weights_are_one_on_average() -> None:
     torch.testing.assert_close(totals, totals[:1].expand(6))  # every class that occurs has the same say
 
 
-def test_several_labels_balanced() -> None:
+def test_class_weights_for_several_labels() -> None:
     ours = loss(SEVERAL, 3, loss="sigmoid", class_weights="balanced")
     positive = torch.tensor([0.01, 3, 3])  # the first has no negatives: 0, held at a hundredth
     assert ours.positive_weights is not None
@@ -101,7 +101,7 @@ def test_several_labels_balanced() -> None:
     assert bounded.tolist() == [100, 1]  # one in 5,000; none at all
 
 
-def test_float32_whatever_the_logits_are() -> None:
+def test_loss_is_float32() -> None:
     logits = torch.randn(10, 5)
     for kind in ("softmax", "sigmoid"):
         assert loss(loss=kind)(logits.bfloat16(), LABELS).dtype == torch.float32
@@ -118,7 +118,7 @@ def test_dense_targets() -> None:
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("class_weights", ["none", "balanced"])
-def test_four_passes_are_one_batch(kind: Any, class_weights: Any) -> None:
+def test_four_passes_equal_one_batch(kind: Any, class_weights: Any) -> None:
     x, labels = images(32, 3, 32, 32), torch.randint(0, 7, (32,))
     ours = loss(labels, 7, loss=kind, class_weights=class_weights, label_smoothing=0.1)
     gradients = []
@@ -150,12 +150,12 @@ def test_four_passes_are_one_batch(kind: Any, class_weights: Any) -> None:
         (LABELS * 0, 1, {"loss": "softmax"}, "needs at least 2 classes"),
     ],
 )
-def test_what_is_wrong_is_said(labels: Tensor, classes: int, options: dict[str, Any], message: str) -> None:
+def test_error_messages(labels: Tensor, classes: int, options: dict[str, Any], message: str) -> None:
     with pytest.raises(VitreousError, match=message):
         loss(labels, classes, **options)
 
 
-def test_logits_of_another_model() -> None:
+def test_logits_of_the_wrong_shape() -> None:
     for logits in (torch.zeros(10, 7), torch.zeros(9, 5), torch.zeros(10, 4, 5)):
         with pytest.raises(VitreousError, match=r"expected logits \(10, 5\) for 10 targets"):
             loss(loss="softmax")(logits, LABELS)
@@ -164,7 +164,7 @@ def test_logits_of_another_model() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_nothing_waits_for_the_gpu(kind: Any) -> None:
+def test_loss_does_not_synchronise_with_the_gpu(kind: Any) -> None:
     ours = build_loss(Objective(loss=kind, label_smoothing=0.1, class_weights="balanced"), LABELS, 5, "cuda")
     logits = torch.randn(10, 5, device="cuda", requires_grad=True)
     targets = LABELS.cuda()

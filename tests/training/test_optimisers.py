@@ -92,7 +92,7 @@ def test_every_parameter_is_in_one_group(variant: str, kind: str) -> None:
 
 @pytest.mark.parametrize("activation", ["pre", "post"])
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "lamb"])
-def test_every_parameter_of_a_bit(kind: str, activation: Any) -> None:
+def test_every_parameter_of_a_bit_is_in_one_group(kind: str, activation: Any) -> None:
     model = tiny_bit(activation)
     found = groups_of(model, build_optimisers(model, options(kind, layer_decay=0.8)))
     for name, group in found.items():
@@ -160,7 +160,7 @@ def test_learning_rates_by_layer_and_pattern() -> None:
         assert isinstance(found[name]["lr"], float)
 
 
-def test_a_pattern_may_hold_an_equals_sign_and_spaces_around() -> None:
+def test_pattern_with_equals_sign_and_spaces() -> None:
     with pytest.raises(VitreousError, match="'a=b' matches no parameter"):
         build_optimisers(tiny_vit(), options(lr_multipliers=("a=b=2",)))
     found = build_optimisers(tiny_vit(), options(lr_multipliers=(" head.* = 2e0 ",)))
@@ -182,7 +182,7 @@ def test_muon_has_its_own_learning_rate() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_frozen_keeps_its_bits(kind: str) -> None:
+def test_frozen_parameters_do_not_change(kind: str) -> None:
     model = tiny_vit()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     built = build_optimisers(model, options(kind, freeze=("patch_embed.*", "blocks.0.*", "pos_embed")))
@@ -194,7 +194,7 @@ def test_what_is_frozen_keeps_its_bits(kind: str) -> None:
     assert len(built.parameters) == sum(p.requires_grad for p in model.parameters())
 
 
-def test_nothing_left_for_adamw() -> None:
+def test_muon_alone_without_adamw() -> None:
     model = tiny_vit()
     patterns = [n for n, _ in model.named_parameters() if not n.endswith((".qkv.weight", ".fc1.weight"))]
     built = build_optimisers(model, options("muon", freeze=tuple(patterns)))
@@ -236,21 +236,21 @@ def test_nothing_left_for_adamw() -> None:
         ({"optimiser": "muon", "freeze": ("blocks.*",)}, "matrices of a ViT's blocks, and all of them are frozen"),
     ],
 )
-def test_what_is_wrong_is_said(changes: dict[str, Any], message: str) -> None:
+def test_error_messages(changes: dict[str, Any], message: str) -> None:
     model = tiny_vit()
     with pytest.raises(VitreousError) as error:
         build_optimisers(model, options(**changes))
     assert message in str(error.value)
 
 
-def test_a_mistyped_pattern_freezes_nothing() -> None:
+def test_mistyped_pattern_freezes_nothing() -> None:
     model = tiny_vit()
     with pytest.raises(VitreousError):
         build_optimisers(model, options(freeze=("patch_embed.*", "typo")))
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_muon_has_nothing_to_do_in_a_bit() -> None:
+def test_muon_for_a_bit_is_an_error() -> None:
     with pytest.raises(VitreousError, match="matrices of a ViT's blocks, and a BiT has none; use adamw or sgd"):
         build_optimisers(tiny_bit(), options("muon"))
 
@@ -259,7 +259,7 @@ def test_muon_has_nothing_to_do_in_a_bit() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_adamw_is_torchs(device: str) -> None:
+def test_adamw_equals_torch(device: str) -> None:
     ours, plain = tiny_vit().to(device), tiny_vit().to(device)
     for model in (ours, plain):  # one group: matrices alone
         for p in model.parameters():
@@ -305,7 +305,7 @@ def test_sgd_with_decoupled_decay() -> None:
 
 
 @pytest.mark.parametrize("shape", [(24, 96), (96, 24), (40, 40), (1, 7), (7, 1), (1, 1)])
-def test_singular_values_become_one(shape: tuple[int, int]) -> None:
+def test_newton_schulz_brings_singular_values_to_one(shape: tuple[int, int]) -> None:
     u, v = (torch.linalg.qr(torch.randn(n, n))[0] for n in shape)
     values = torch.logspace(0, -1.5, min(shape))
     matrix = 1e-9 * u[:, : len(values)] @ values.diag() @ v[:, : len(values)].T  # small gradients are gradients too
@@ -319,11 +319,11 @@ def test_singular_values_become_one(shape: tuple[int, int]) -> None:
     assert cosine > 0.97
 
 
-def test_zeros_stay_zeros() -> None:
+def test_newton_schulz_of_zeros() -> None:
     assert torch.equal(newton_schulz(torch.zeros(2, 3, 5)), torch.zeros(2, 3, 5))
 
 
-def test_matrices_of_many_shapes_come_back_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orthogonalise_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     matrices = [torch.randn(shape) for shape in [(4, 6), (6, 4), (4, 6), (5, 5), (4, 6), (6, 4)]]
     alone = [newton_schulz(m[None])[0] for m in matrices]
     for limit in (2**27, 50, 1):
@@ -341,7 +341,7 @@ def muon_step(weight: Tensor, gradient: Tensor, **settings: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("parts", [2, 3])
-def test_parts_are_orthogonalised_alone(parts: int) -> None:
+def test_parts_are_orthogonalised_separately(parts: int) -> None:
     weight, gradient = torch.randn(parts * 24, 16), torch.randn(parts * 24, 16)
     whole = muon_step(weight, gradient, parts=parts, weight_decay=0.1)
     pairs = zip(weight.chunk(parts), gradient.chunk(parts), strict=True)
@@ -350,7 +350,7 @@ def test_parts_are_orthogonalised_alone(parts: int) -> None:
     assert not torch.allclose(whole, muon_step(weight, gradient, weight_decay=0.1), atol=1e-3)
 
 
-def test_what_the_model_has_several_of() -> None:
+def test_muon_matrices() -> None:
     model = tiny_vit(mlp="swiglu")
     found = groups_of(model, build_optimisers(model, options("muon")))
     parts = {
@@ -361,7 +361,7 @@ def test_what_the_model_has_several_of() -> None:
     assert groups_of(plain, build_optimisers(plain, options("muon")))["blocks.0.mlp.fc1.weight"]["parts"] == 1
 
 
-def test_muon_by_hand() -> None:
+def test_muon_step_with_svd() -> None:
     """Nesterov's momentum, the factor of tall matrices and decoupled decay, with an SVD in place of the iteration."""
     weight = torch.randn(32, 8)
     p, w, speed = nn.Parameter(weight.clone()), weight.double(), torch.zeros(32, 8).double()
@@ -379,7 +379,7 @@ def test_muon_by_hand() -> None:
     assert ((p.detach() - plain) * (w - plain)).sum() / (p.detach() - plain).norm() / (w - plain).norm() > 0.98
 
 
-def test_muon_refuses_what_is_not_a_matrix() -> None:
+def test_muon_with_other_shapes_is_an_error() -> None:
     for shape, parts in (((3,), 1), ((2, 3, 4), 1), ((4, 4), 3)):
         with pytest.raises(VitreousError, match=r"cannot be split into \d matrices"):
             Muon([nn.Parameter(torch.zeros(shape))], parts=parts)
@@ -417,7 +417,7 @@ def lamb_by_hand(weight: Tensor, gradients: list[Tensor], lrs: list[float], deca
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_lamb_by_hand(scaled: bool, decay: float, device: str) -> None:
+def test_lamb_step(scaled: bool, decay: float, device: str) -> None:
     weights = [torch.randn(6, 4), torch.randn(5), torch.zeros(3, 2), torch.randn(2, 3, 4)]
     gradients = [[torch.randn_like(w) for w in weights] for _ in range(4)]
     gradients[0][3].zero_()  # nothing but decay moves it then
@@ -435,7 +435,7 @@ def test_lamb_by_hand(scaled: bool, decay: float, device: str) -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_lamb_scales_what_decay_is_for(decay: float) -> None:
+def test_lamb_scales_parameters_with_weight_decay(decay: float) -> None:
     """Also where decay is 0: or the same option would be another optimiser."""
     model = tiny_vit(layer_scale=0.1, registers=1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -452,7 +452,7 @@ def test_lamb_scales_what_decay_is_for(decay: float) -> None:
             assert moved <= 1e-2 * p.numel() ** 0.5 * (1 + 1e-3), name
 
 
-def test_lamb_takes_no_notice_of_the_gradients_scale() -> None:
+def test_lamb_is_invariant_to_the_scale_of_gradients() -> None:
     results = []
     for scale in (1.0, 1000.0):
         p = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
@@ -480,7 +480,7 @@ def test_lamb_takes_a_closure_and_parameters_without_gradients() -> None:
 
 
 @pytest.mark.gpu
-def test_muon_beside_torchs() -> None:
+def test_muon_equals_torch() -> None:
     weight, gradients = torch.randn(96, 64, device="cuda"), torch.randn(5, 96, 64, device="cuda")
     ours, theirs = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
     pair = [
@@ -498,7 +498,7 @@ def test_muon_beside_torchs() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_steps_do_not_wait_for_the_gpu(kind: str) -> None:
+def test_steps_do_not_synchronise_with_the_gpu(kind: str) -> None:
     model = tiny_vit().cuda()
     built = build_optimisers(model, options(kind))
     x = images(4, 3, 32, 32).cuda()
@@ -533,7 +533,7 @@ def test_clipping() -> None:
     assert clip_gradients_([nn.Parameter(torch.zeros(2))], 1.0).item() == 0
 
 
-def test_a_norm_that_is_not_finite_is_told() -> None:
+def test_clip_returns_a_norm_that_is_not_finite() -> None:
     p = nn.Parameter(torch.zeros(2))
     p.grad = torch.tensor([1.0, math.inf])
     assert clip_gradients_([p], None).isinf()
@@ -567,7 +567,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("kind", "changes"), CASES)
 @pytest.mark.parametrize("round_trip", [plain_round_trip, distributed_round_trip])
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_resumed_run_goes_on_to_the_bit(
+def test_restored_optimiser_continues_exactly(
     kind: str, changes: dict[str, Any], round_trip: Callable[..., None], steps: int
 ) -> None:
     model, clone, unstopped = (tiny_vit(mlp="swiglu") for _ in range(3))
@@ -592,7 +592,7 @@ def test_a_resumed_run_goes_on_to_the_bit(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_a_small_batch_is_learnt_by_heart(kind: str, loss: Any) -> None:
+def test_overfits_a_small_batch(kind: str, loss: Any) -> None:
     model = tiny_vit().train()
     x, labels = images(8, 3, 32, 32), torch.arange(8) % 7
     objective = build_loss(Objective(loss=loss, label_smoothing=0.0), labels, 7, "cpu")

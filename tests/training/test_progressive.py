@@ -25,13 +25,13 @@ def planned(folder: Path, **changes: Any) -> Plan:
     return make_plan(open_data(folder), config(Path(), **changes), World())
 
 
-def test_which_size_when(folder: Path) -> None:
+def test_image_size_by_step(folder: Path) -> None:
     made = planned(folder, duration="20 steps", progressive=("8@25%", "12@4 steps"))
     assert [made.size_at(step) for step in (0, 4, 5, 8, 9, 19)] == [(8, 8), (8, 8), (12, 12), (12, 12), None, None]
     assert planned(folder).size_at(0) is None
 
 
-def test_rectangles_keep_their_shape(folder: Path) -> None:
+def test_rectangles_keep_their_aspect_ratio(folder: Path) -> None:
     made = planned(folder, image_size=(16, 32), progressive=("8@25%",))
     assert made.size_at(0) == (8, 16)
 
@@ -48,7 +48,7 @@ def test_rectangles_keep_their_shape(folder: Path) -> None:
         (("8@60%", "12@40%"), "progressive = '8@60% 12@40%': no steps are left for the full size, 16 px"),
     ],
 )
-def test_stages_that_cannot_be(folder: Path, stages: tuple[str, ...], message: str) -> None:
+def test_invalid_stages(folder: Path, stages: tuple[str, ...], message: str) -> None:
     with pytest.raises(VitreousError) as caught:
         planned(folder, progressive=stages)
     assert message in str(caught.value)
@@ -57,7 +57,7 @@ def test_stages_that_cannot_be(folder: Path, stages: tuple[str, ...], message: s
 @pytest.mark.parametrize(
     "reading", [{"cache": "always", "crop": 0.5}, {"cache": "always", "crop": 1.0}, {"cache": "never", "crop": 0.5}]
 )
-def test_the_same_part_of_the_same_image_only_smaller(folder: Path, reading: dict[str, Any]) -> None:
+def test_smaller_images_have_the_same_crop(folder: Path, reading: dict[str, Any]) -> None:
     """Whatever way the pixels go: held for crops, held as they are, or decoded by workers at the full size."""
     made = planned(folder, **reading, workers=0)
     fed = build_loaders(open_data(folder), made, World(), ProgressReporter(quiet=True))
@@ -74,13 +74,13 @@ def test_the_same_part_of_the_same_image_only_smaller(folder: Path, reading: dic
     assert torch.equal(cut(batch.rows, batch.keys, (16, 16)).float(), full)
 
 
-def test_pixels_of_the_right_size_are_left_alone() -> None:
+def test_resize_to_the_same_size_is_a_no_op() -> None:
     pixels = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4)
     assert resize_batch(pixels, (4, 4)) is pixels
     assert resize_batch(pixels, (2, 2)).shape == (1, 3, 2, 2)
 
 
-def test_the_model_is_shown_each_size_for_its_stretch(
+def test_model_is_trained_on_each_size_in_turn(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[int] = []
@@ -100,7 +100,7 @@ def test_the_model_is_shown_each_size_for_its_stretch(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it looks
-def test_all_blocks_are_one_compiled_graph() -> None:
+def test_all_blocks_share_one_compiled_graph() -> None:
     """They differ in weights and in how often they are left out, and neither is a reason to compile again."""
     from vitreous import create
     from vitreous.utils import random_keys

@@ -41,7 +41,7 @@ And another."""
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_what_it_reaches(name: str) -> None:
+def test_recipe_states_its_result(name: str) -> None:
     found, text = recipe_card(name), getdoc(RECIPES[name]) or ""
     assert text.splitlines()[0] == f"{found.result}, in {found.time}, on {found.hardware}."
     assert len(text.splitlines()[0]) <= 120
@@ -56,7 +56,7 @@ def test_a_recipe_says_what_it_reaches(name: str) -> None:
         assert "published by" in found.result or "measured" in found.result
 
 
-def test_the_form() -> None:
+def test_parse_recipe_card() -> None:
     assert parse_recipe_card("this", FORM) == RecipeCard(
         "this",
         "it, of which there is much",
@@ -87,12 +87,12 @@ def test_the_form() -> None:
         lambda text: text.replace(".\n\n`", ".\n`"),
     ],
 )
-def test_another_form_is_refused(change: Callable[[str], str]) -> None:
+def test_other_docstrings_are_errors(change: Callable[[str], str]) -> None:
     with pytest.raises(VitreousError, match="the docstring of the recipe this must be"):
         parse_recipe_card("this", change(FORM))
 
 
-def test_a_name_that_is_none() -> None:
+def test_unknown_recipe() -> None:
     for find in (recipe, recipe_card):
         with pytest.raises(VitreousError, match="unknown recipe 'digit'; did you mean digits"):
             find("digit")
@@ -100,8 +100,8 @@ def test_a_name_that_is_none() -> None:
             find("xyzzy")
 
 
-def test_recipes_need_no_torch() -> None:
-    code = "from vitreous.training import recipes as r\nfor name in r.RECIPES: r.card(name), r.recipe(name)\n"
+def test_recipes_do_not_import_torch() -> None:
+    code = "from vitreous.training import recipes as r\nfor name in r.RECIPES: r.recipe_card(name), r.recipe(name)\n"
     code += "import sys; print([name for name in ('torch', 'numpy', 'PIL', 'tyro') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
@@ -138,7 +138,7 @@ def few_steps(config: TrainConfig, out: Path, steps: int, batch: int) -> TrainCo
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ADAPTING])
-def test_a_recipe_leaves_nothing_to_chance(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
+def test_recipe_sets_all_settings(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
     """The data decides how many classes there are; the weights to begin with, if there are any, the image size."""
     config = few_steps(recipe(name), tmp_path / "run", 20, 4)
     data = open_data(data_of(name, photos, pixels))
@@ -154,7 +154,7 @@ def test_a_recipe_leaves_nothing_to_chance(name: str, photos: Path, pixels: Path
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in PLANNED_ONLY])
-def test_a_recipe_runs(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
+def test_recipe_runs(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
     """Unchanged but for its length and its batch."""
     steps = 4 if recipe(name).schedule.progressive else 2  # some for each image size
     config = few_steps(recipe(name), tmp_path / "run", steps, batch=4)
@@ -169,7 +169,7 @@ def test_a_recipe_runs(name: str, photos: Path, pixels: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("change", [{"head_bias": -10.0}, {"representation_size": 32}])
-def test_a_new_head_on_old_weights_is_plain(change: dict[str, Any]) -> None:
+def test_head_options_with_initial_weights_are_errors(change: dict[str, Any]) -> None:
     with pytest.raises(VitreousError, match=f"{next(iter(change))} = .*: the run starts from vitreous-mini"):
         load_initial_weights(recipe("small_folder").with_(**change), 3)
 
@@ -177,7 +177,7 @@ def test_a_new_head_on_old_weights_is_plain(change: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- the published ones, field by field
 
 
-def test_the_paper() -> None:
+def test_paper_recipes_match_table_3() -> None:
     """Table 3 of the paper."""
     table = {"model": "B/16", "image_size": 224, "batch_size": 4096, "warmup": "10000 steps", "dropout": 0.1}
     small = {"duration": "300 epochs", "lr": 3e-3, "schedule": "cosine", "weight_decay": 0.3, "clip": 1.0}
@@ -192,7 +192,7 @@ def test_the_paper() -> None:
     assert parameters == 86_567_656 + 768 * 768 + 768  # B/16, and the layer under the head
 
 
-def test_weight_decay_of_the_plain_recipe_is_big_visions() -> None:
+def test_weight_decay_of_plain_s16_matches_big_vision() -> None:
     """Theirs takes wd x schedule of a weight away in each step, ours lr x schedule x weight_decay."""
     found = recipe("plain_s16").flat()
     assert found["lr"] * found["weight_decay"] == pytest.approx(1e-4)

@@ -62,7 +62,7 @@ def test_killed_at_random_steps(uninterrupted: Path, folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(uninterrupted: Path, folder: Path, tmp_path: Path, number: int) -> None:
+def test_signal_saves_and_prints_the_resume_command(uninterrupted: Path, folder: Path, tmp_path: Path, number: int) -> None:
     run = tmp_path / "run"
     options = (*WORKING, *STRONG_FLAGS, "--save-minutes", "60", "--out", "run")
     process = start("train", folder, *options, cwd=tmp_path)
@@ -78,7 +78,7 @@ def test_a_signal_saves_and_says_how_to_go_on(uninterrupted: Path, folder: Path,
         assert tensor.equal(load_file(run / "last.safetensors")[name])
 
 
-def test_a_state_that_was_cut_off_is_passed_over(uninterrupted: Path, folder: Path, tmp_path: Path) -> None:
+def test_damaged_state_is_skipped(uninterrupted: Path, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     kill_at(start("train", folder, *WORKING, *STRONG_FLAGS, "--out", "run", cwd=tmp_path), run, 25)
     newest, older = state.list_states(run / "state")
@@ -99,7 +99,7 @@ def test_a_state_that_was_cut_off_is_passed_over(uninterrupted: Path, folder: Pa
         assert same_weights(uninterrupted, again)
 
 
-def test_killed_before_anything_was_saved(uninterrupted: Path, tmp_path: Path) -> None:
+def test_killed_before_the_first_state(uninterrupted: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(uninterrupted, run)
     shutil.rmtree(run / "state")
@@ -109,7 +109,7 @@ def test_killed_before_anything_was_saved(uninterrupted: Path, tmp_path: Path) -
     assert same_weights(uninterrupted, run)
 
 
-def test_a_complete_run_has_nothing_left_to_do(uninterrupted: Path, vitreous) -> None:
+def test_resume_of_a_complete_run(uninterrupted: Path, vitreous) -> None:
     before = (uninterrupted / "last.safetensors").stat().st_mtime_ns
     result = vitreous("train", "--resume", uninterrupted)
     assert result.returncode == 0
@@ -117,7 +117,7 @@ def test_a_complete_run_has_nothing_left_to_do(uninterrupted: Path, vitreous) ->
     assert (uninterrupted / "last.safetensors").stat().st_mtime_ns == before
 
 
-def test_another_config_is_refused_with_the_differences(uninterrupted: Path, vitreous, folder: Path) -> None:
+def test_other_settings_are_an_error_that_lists_them(uninterrupted: Path, vitreous, folder: Path) -> None:
     result = vitreous("train", "--resume", uninterrupted, "--lr", "0.5", "--duration", "50 steps", "--workers", "0")
     assert result.returncode == 2
     assert "lr: " in result.stderr
@@ -126,7 +126,7 @@ def test_another_config_is_refused_with_the_differences(uninterrupted: Path, vit
     assert "workers" not in result.stderr  # that changes nothing
 
 
-def test_other_data_is_refused(uninterrupted: Path, tmp_path: Path, folder: Path) -> None:
+def test_other_data_is_an_error(uninterrupted: Path, tmp_path: Path, folder: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "data"
     shutil.copytree(uninterrupted, run)
     (run / "result.json").unlink()
@@ -140,7 +140,7 @@ def test_other_data_is_refused(uninterrupted: Path, tmp_path: Path, folder: Path
     assert same_weights(uninterrupted, run)
 
 
-def test_images_under_other_names_are_refused(uninterrupted: Path, tmp_path: Path, folder: Path) -> None:
+def test_renamed_images_are_an_error(uninterrupted: Path, tmp_path: Path, folder: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "data"
     shutil.copytree(uninterrupted, run)
     (run / "result.json").unlink()
@@ -151,7 +151,7 @@ def test_images_under_other_names_are_refused(uninterrupted: Path, tmp_path: Pat
         resume(run, data=other, quiet=True)
 
 
-def test_images_are_held_again_or_not_as_before(uninterrupted: Path, vitreous) -> None:
+def test_cache_setting_is_kept(uninterrupted: Path, vitreous) -> None:
     """Held images are cropped by the device, others by Pillow: the bits would not be the same."""
     assert json.loads((uninterrupted / "config.json").read_text())["config"]["cache"] == "never"
     result = vitreous("train", "--resume", uninterrupted, "--cache", "always")
@@ -159,7 +159,7 @@ def test_images_are_held_again_or_not_as_before(uninterrupted: Path, vitreous) -
     assert "cache: 'never' in the run, 'always' now" in result.stderr
 
 
-def test_a_run_of_another_kind_of_device(uninterrupted: Path, tmp_path: Path) -> None:
+def test_other_device_type_is_an_error(uninterrupted: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(uninterrupted, run)
     (run / "result.json").unlink()
@@ -170,7 +170,7 @@ def test_a_run_of_another_kind_of_device(uninterrupted: Path, tmp_path: Path) ->
         resume(run, quiet=True)
 
 
-def test_digits_beside_a_folder_of_that_name(tmp_path: Path) -> None:
+def test_digits_with_a_folder_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "digits").mkdir()
     process = start(
         "train", "digits", *TINY_RUN, "--image-size", "8", "--duration", "5000steps", "--out", "run", cwd=tmp_path
@@ -182,7 +182,7 @@ def test_digits_beside_a_folder_of_that_name(tmp_path: Path) -> None:
     assert process.returncode == 130, error
 
 
-def test_broken_since_then(
+def test_image_that_became_unreadable(
     uninterrupted: Path, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run, data = tmp_path / "run", tmp_path / "data"
@@ -196,7 +196,7 @@ def test_broken_since_then(
     assert "003.jpg" in (run / "bad_images.txt").read_text()
 
 
-def test_two_processes_do_not_share_a_run(folder: Path, tmp_path: Path, vitreous) -> None:
+def test_run_in_use_is_an_error(folder: Path, tmp_path: Path, vitreous) -> None:
     run = tmp_path / "run"
     process = start(
         "train", folder, *TINY_RUN[:-6], "--duration", "100000steps", "--device", "cpu", "--out", "run", cwd=tmp_path
@@ -213,19 +213,19 @@ def test_two_processes_do_not_share_a_run(folder: Path, tmp_path: Path, vitreous
 
 
 @pytest.mark.parametrize(("path", "message"), [("nowhere", "no such run directory"), (".", "not a run directory")])
-def test_what_is_no_run(vitreous, path: str, message: str) -> None:
+def test_path_without_a_run(vitreous, path: str, message: str) -> None:
     result = vitreous("train", "--resume", path)
     assert result.returncode == 2
     assert message in result.stderr
 
 
-def test_a_run_opens_as_its_best_weights(uninterrupted: Path) -> None:
+def test_load_of_a_run_gives_the_best_weights(uninterrupted: Path) -> None:
     model = load(uninterrupted)
     assert model.labels == ("blau", "grün", "rot")
     assert model.preprocessing.size == (16, 16)
 
 
-def test_resumed_at_once_while_the_workers_of_the_killed_process_still_live(folder: Path, tmp_path: Path) -> None:
+def test_resume_while_old_workers_are_alive(folder: Path, tmp_path: Path) -> None:
     """And what it was writing is swept away."""
     run = tmp_path / "run"
     kill_at(start("train", folder, *WORKING, "--duration", "4000steps", "--out", "run", cwd=tmp_path), run, 10)

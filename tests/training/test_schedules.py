@@ -48,11 +48,11 @@ def table(total: int, **options: Any) -> list[float]:
         (2, {"schedule": "linear"}, [1, 0]),
     ],
 )
-def test_step_by_step(total: int, options: dict[str, Any], expected: list[float]) -> None:
+def test_factors_of_all_steps(total: int, options: dict[str, Any], expected: list[float]) -> None:
     assert table(total, **options) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_long_cosine_is_the_sum_of_its_slopes() -> None:
+def test_cosine_equals_its_integrated_slope() -> None:
     total, warmup = 10_000, 500
     found = table(total, schedule="cosine", warmup=f"{warmup} steps")
     value, top = 1.0, warmup - 1
@@ -62,7 +62,7 @@ def test_a_long_cosine_is_the_sum_of_its_slopes() -> None:
         assert found[step] == pytest.approx(value, abs=1e-5)
 
 
-def test_rsqrt_falls_by_the_timescale() -> None:
+def test_rsqrt_timescale() -> None:
     found = table(2000, schedule="rsqrt", warmup="100 steps")  # timescale: 10%, 200 steps
     assert found[99] == 1
     assert found[99 + 200] == pytest.approx(math.sqrt(0.5))
@@ -77,7 +77,7 @@ def test_rsqrt_falls_by_the_timescale() -> None:
     st.sampled_from(["cosine", "linear", "constant", "rsqrt"]),
     st.floats(0, 1),
 )
-def test_up_then_never_up_again(total: int, warmup: int, cooldown: int, schedule: Any, final: float) -> None:
+def test_factor_rises_in_warmup_and_never_after(total: int, warmup: int, cooldown: int, schedule: Any, final: float) -> None:
     falls = schedule in ("cosine", "linear")
     options = {
         "schedule": schedule,
@@ -102,7 +102,7 @@ def test_up_then_never_up_again(total: int, warmup: int, cooldown: int, schedule
     assert all(0 <= value <= 1 for value in found)
 
 
-def test_a_function_of_the_step_alone() -> None:
+def test_schedule_depends_only_on_the_step() -> None:
     factor = build_schedule(Schedule(schedule="cosine", warmup="10%"), total_steps=100, batch_size=4, images=40)
     forwards = [factor(step) for step in range(100)]
     copy = pickle.loads(pickle.dumps(factor))
@@ -133,6 +133,6 @@ def test_a_function_of_the_step_alone() -> None:
         ({"schedule": "cosine", "warmup": None}, "have to be chosen"),
     ],
 )
-def test_what_is_wrong_is_said(options: dict[str, Any], message: str) -> None:
+def test_error_messages(options: dict[str, Any], message: str) -> None:
     with pytest.raises(VitreousError, match=message):
         table(100, **options)

@@ -67,7 +67,7 @@ def equal(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd", "muon", "lamb"])
 @pytest.mark.parametrize("ema", [0.9, 0.0])
-def test_everything_comes_back_to_the_bit(tmp_path: Path, optimiser: str, ema: float) -> None:
+def test_restored_state_is_exact(tmp_path: Path, optimiser: str, ema: float) -> None:
     whole = loop(optimiser, ema=ema)
     train(whole, 0, 3)
     path = state.save_state(tmp_path / "state", 3, whole.tensors(), asdict(PROGRESS))
@@ -90,7 +90,7 @@ def test_everything_comes_back_to_the_bit(tmp_path: Path, optimiser: str, ema: f
     assert equal(other.tensors(), whole.tensors())
 
 
-def test_a_run_that_was_saved_before_its_first_step(tmp_path: Path) -> None:
+def test_state_saved_before_the_first_step(tmp_path: Path) -> None:
     whole = loop("adamw")
     state.save_state(tmp_path / "state", 0, whole.tensors(), asdict(whole.progress))
     other = loop("adamw", seed=1)
@@ -117,7 +117,7 @@ def save(folder: Path, *steps: int) -> list[Path]:
     return [state.save_state(folder, step, tree(step), {"step": step, "note": "größer"}) for step in steps]
 
 
-def test_values_that_are_hard_to_keep(tmp_path: Path) -> None:
+def test_special_float_values(tmp_path: Path) -> None:
     odd = {"x": torch.tensor([0.1, -0.0, float("inf"), float("nan"), 1e-45, 2**-149])}
     path = state.save_state(tmp_path / "state", 1, odd, {"loss": 0.1 + 0.2, "best": None})
     into = {"x": torch.zeros(6)}
@@ -126,7 +126,7 @@ def test_values_that_are_hard_to_keep(tmp_path: Path) -> None:
     assert state.newest_state(tmp_path / "state")[1] == {"loss": 0.1 + 0.2, "best": None}
 
 
-def test_the_last_two_are_kept(tmp_path: Path) -> None:
+def test_last_two_states_are_kept(tmp_path: Path) -> None:
     save(tmp_path / "state", 1, 9, 10, 100)
     assert [path.name for path in state.list_states(tmp_path / "state")] == ["step-000000100", "step-000000010"]
     path, progress = state.newest_state(tmp_path / "state")
@@ -137,7 +137,7 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert equal(into, tree(100))
 
 
-def test_a_step_that_is_saved_again(tmp_path: Path) -> None:
+def test_saving_the_same_step_again(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     save(folder, 5)
     path = state.save_state(folder, 5, tree(77), {"step": 5})
@@ -147,7 +147,7 @@ def test_a_step_that_is_saved_again(tmp_path: Path) -> None:
     assert state.list_states(folder) == [path]
 
 
-def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
+def test_partial_states_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     (folder / ".step-000000007.123.tmp").mkdir(parents=True)
     (folder / ".step-000000007.123.tmp" / "tensors.safetensors").write_bytes(b"half")
@@ -157,7 +157,7 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["step-000000008"]
 
 
-def test_no_folder_at_all(tmp_path: Path) -> None:
+def test_no_state_folder(tmp_path: Path) -> None:
     assert state.list_states(tmp_path / "state") == []
     with pytest.raises(VitreousError, match="no state was saved yet"):
         state.newest_state(tmp_path / "state")
@@ -185,7 +185,7 @@ FILES = ["progress.json", "sums.json", "tensors.safetensors"]
 
 @pytest.mark.parametrize("damage", [cut, empty, flip, Path.unlink], ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_state_is_passed_over(tmp_path: Path, damage: Any, name: str) -> None:
+def test_damaged_state_is_skipped(tmp_path: Path, damage: Any, name: str) -> None:
     folder = tmp_path / "state"
     older, newer = save(folder, 1, 2)
     assert sorted(file.name for file in newer.iterdir()) == FILES
@@ -194,7 +194,7 @@ def test_a_damaged_state_is_passed_over(tmp_path: Path, damage: Any, name: str) 
         assert state.newest_state(folder) == (older, {"step": 1, "note": "größer"})
 
 
-def test_no_state_is_whole(tmp_path: Path) -> None:
+def test_all_states_are_damaged(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     older, newer = save(folder, 1, 2)
     cut(older / "tensors.safetensors")
@@ -209,7 +209,7 @@ def test_no_state_is_whole(tmp_path: Path) -> None:
         assert word in str(error.value)
 
 
-def test_a_list_of_sums_that_is_none(tmp_path: Path) -> None:
+def test_damaged_sums_file(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     older, newer = save(folder, 1, 2)
     for content in ("[]", "null", "{}", '{"tensors.safetensors": 3}', "\0"):
@@ -218,7 +218,7 @@ def test_a_list_of_sums_that_is_none(tmp_path: Path) -> None:
             assert state.newest_state(folder)[0] == older
 
 
-def test_a_state_of_another_model(tmp_path: Path) -> None:
+def test_state_of_another_model_is_an_error(tmp_path: Path) -> None:
     (path,) = save(tmp_path / "state", 1)
     with pytest.raises(VitreousError, match="does not fit this run"):
         state.load_state(path, tree(1, rows=6))
@@ -238,7 +238,7 @@ class Payload:
         return Path.touch, (self.mark,)
 
 
-def test_a_state_runs_no_code(tmp_path: Path) -> None:
+def test_loading_a_state_runs_no_code(tmp_path: Path) -> None:
     """Whatever is in the folder: pickles of the older format and of any other name."""
     folder, mark = tmp_path / "state", tmp_path / "mark"
     older, newer = save(folder, 1, 2)
@@ -252,7 +252,7 @@ def test_a_state_runs_no_code(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_a_state_of_the_first_version_is_refused(tmp_path: Path) -> None:
+def test_state_of_version_0_1_0_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     (path,) = save(folder, 1)
     (path / ".metadata").write_bytes(b"")
@@ -260,7 +260,7 @@ def test_a_state_of_the_first_version_is_refused(tmp_path: Path) -> None:
         state.newest_state(folder)
 
 
-def test_an_error_at_the_rename_leaves_the_older_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rename_leaves_the_older_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the same step is saved again: the old one is not moved away before the new one has its name."""
     folder = tmp_path / "state"
     (older,) = save(folder, 5)
@@ -277,7 +277,7 @@ def test_an_error_at_the_rename_leaves_the_older_state(tmp_path: Path, monkeypat
         assert list(folder.iterdir()) == [older]
 
 
-def test_damaged_states_do_not_count(tmp_path: Path) -> None:
+def test_damaged_states_do_not_count_as_kept(tmp_path: Path) -> None:
     """Two whole ones are kept, whatever lies between them."""
     folder = tmp_path / "state"
     first, second, third = (*save(folder, 1, 2), folder / "step-000000003")
@@ -289,7 +289,7 @@ def test_damaged_states_do_not_count(tmp_path: Path) -> None:
     assert not first.exists()
 
 
-def test_weight_files_belong_to_the_state(tmp_path: Path) -> None:
+def test_weight_files_are_restored_with_the_state(tmp_path: Path) -> None:
     """They come back as they were then, also where later steps have replaced them."""
     run, folder = tmp_path, tmp_path / "state"
     best, last = run / "best.safetensors", run / "last.safetensors"
@@ -316,7 +316,7 @@ def test_weight_files_belong_to_the_state(tmp_path: Path) -> None:
         state.save_state(folder, 3, tree(3), {"step": 3}, expected)
 
 
-def test_a_disk_that_fails_leaves_the_older_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_error_leaves_the_older_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "state"
     (older,) = save(folder, 1)
 
@@ -331,7 +331,7 @@ def test_a_disk_that_fails_leaves_the_older_states(tmp_path: Path, monkeypatch: 
     assert state.newest_state(folder)[1]["step"] == 1
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_file(tmp_path: Path) -> None:
+def test_full_disk_during_a_write(tmp_path: Path) -> None:
     """A limit on the size of files: the system refuses to write on, as a full disk does."""
     folder = tmp_path / "state"
     (older,) = save(folder, 1)
@@ -345,7 +345,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == [older]
 
 
-def test_sums_vouch_for_every_file(tmp_path: Path) -> None:
+def test_sums_cover_every_file(tmp_path: Path) -> None:
     (path,) = save(tmp_path / "state", 1)
     vouched = json.loads((path / "sums.json").read_text())
     assert {*vouched, "sums.json"} == {file.name for file in path.iterdir()}

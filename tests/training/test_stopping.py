@@ -43,7 +43,7 @@ def stopped(process: subprocess.Popen[str], run: Path, number: int, words: str) 
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 1), (signal.SIGTERM, 13), (signal.SIGHUP, 7)])
-def test_a_signal_to_the_whole_group(whole: Path, folder: Path, tmp_path: Path, number: int, step: int) -> None:
+def test_signal_to_the_process_group(whole: Path, folder: Path, tmp_path: Path, number: int, step: int) -> None:
     """As systemd and SLURM stop a job, and as a terminal that is closed: workers get it too."""
     run = tmp_path / "run"
     process = start("train", folder, *DECODING, cwd=tmp_path, start_new_session=True)
@@ -54,7 +54,7 @@ def test_a_signal_to_the_whole_group(whole: Path, folder: Path, tmp_path: Path, 
     assert same(run, whole)
 
 
-def test_a_hang_up_that_is_to_be_ignored(folder: Path, tmp_path: Path) -> None:
+def test_ignored_sighup(folder: Path, tmp_path: Path) -> None:
     """nohup starts a program with SIGHUP ignored."""
     options: dict[str, Any] = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
     process = start("train", folder, *DECODING, cwd=tmp_path, **options)
@@ -63,7 +63,7 @@ def test_a_hang_up_that_is_to_be_ignored(folder: Path, tmp_path: Path) -> None:
     assert step_of(tmp_path / "run") == 40
 
 
-def test_a_worker_that_is_killed(whole: Path, folder: Path, tmp_path: Path) -> None:
+def test_killed_worker(whole: Path, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start("train", folder, *DECODING, cwd=tmp_path)
     wait_for(process, run, 5)
@@ -75,7 +75,7 @@ def test_a_worker_that_is_killed(whole: Path, folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("place", ["_log", "_evaluate"])
-def test_an_error_between_steps(
+def test_error_between_steps(
     whole: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Also in the middle of an evaluation, which is then done again."""
@@ -113,7 +113,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, place: str, act: Callabl
 
 
 @pytest.mark.parametrize("place", ["_log", "save"])
-def test_a_signal_in_the_last_step(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_signal_in_the_last_step(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Also while the last state is being saved: it is saved, and the run stops before it measures anything."""
     run = tmp_path / "run"
     at_step(monkeypatch, 12, place, lambda _: os.kill(os.getpid(), signal.SIGINT))
@@ -124,7 +124,7 @@ def test_a_signal_in_the_last_step(folder: Path, tmp_path: Path, monkeypatch: py
     assert resume(run, quiet=True).steps == 12
 
 
-def test_a_log_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps are saved all the same."""
     run = tmp_path / "run"
 
@@ -140,7 +140,7 @@ def test_a_log_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch:
     assert resume(run, quiet=True).steps == 12
 
 
-def test_best_weights_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_weights_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluation is done again when the run goes on, and selects the same weights."""
     train(folder, config(tmp_path / "whole", evaluate_every="12 steps"), quiet=True)
     run = tmp_path / "run"
@@ -152,7 +152,7 @@ def test_best_weights_that_cannot_be_written(folder: Path, tmp_path: Path, monke
     assert same(run, tmp_path / "whole")
 
 
-def test_an_error_while_weights_change_saves_nothing(
+def test_error_during_an_update_saves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are those of no step then."""
@@ -182,7 +182,7 @@ def half(stopped_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped_run, tmp_path / "run"))
 
 
-def test_weights_that_were_damaged_or_lost_meanwhile(whole: Path, half: Path) -> None:
+def test_damaged_weight_files_are_restored(whole: Path, half: Path) -> None:
     """The state knows them: a flipped bit, or the weights of steps that are lost, do not get into the result."""
     for name in ("best.safetensors", "last.safetensors"):
         content = bytearray((half / name).read_bytes())
@@ -193,7 +193,7 @@ def test_weights_that_were_damaged_or_lost_meanwhile(whole: Path, half: Path) ->
     assert same(half, whole)
 
 
-def test_a_bad_byte_in_the_log(whole: Path, half: Path) -> None:
+def test_damaged_log(whole: Path, half: Path) -> None:
     content = (half / "metrics.jsonl").read_bytes()
     (half / "metrics.jsonl").write_bytes(
         b"\xff\xfe[[[\n" + content[:50] + b"\x80" + content[51:] + b'[1]\n{"step": "x"}\n'
@@ -209,7 +209,7 @@ def copy_unmeasured(whole: Path, run: Path) -> Path:
     return run
 
 
-def test_lines_of_the_log_that_say_something_else(whole: Path, tmp_path: Path) -> None:
+def test_unexpected_lines_in_the_log(whole: Path, tmp_path: Path) -> None:
     """A damaged byte can leave a line that is JSON, but not what the report needs."""
     run = copy_unmeasured(whole, tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
@@ -219,7 +219,7 @@ def test_lines_of_the_log_that_say_something_else(whole: Path, tmp_path: Path) -
     assert (run / "result.json").is_file()
 
 
-def test_a_result_that_was_damaged(whole: Path, tmp_path: Path) -> None:
+def test_damaged_result(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     content = (run / "result.json").read_text()
@@ -238,7 +238,7 @@ def test_a_result_that_was_damaged(whole: Path, tmp_path: Path) -> None:
             resume(run, quiet=True)
 
 
-def test_a_description_that_was_damaged(whole: Path, tmp_path: Path) -> None:
+def test_damaged_config(whole: Path, tmp_path: Path) -> None:
     """It is found out before anything is computed."""
     run = copy_unmeasured(whole, tmp_path / "run")
     content = (run / "config.json").read_text()
@@ -248,14 +248,14 @@ def test_a_description_that_was_damaged(whole: Path, tmp_path: Path) -> None:
             resume(run, quiet=True)
 
 
-def test_a_run_directory_that_cannot_be_written_to(half: Path, tmp_path: Path) -> None:
+def test_run_directory_is_not_writable(half: Path, tmp_path: Path) -> None:
     (half / ".lock").unlink()
     (half / ".lock").mkdir()
     with pytest.raises(VitreousError, match="this run directory is not writable"):
         resume(half, quiet=True)
 
 
-def test_weights_that_changed_before_they_were_measured(
+def test_weights_changed_before_the_final_evaluation(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, known = tmp_path / "run", training_loop.TrainingLoop.run

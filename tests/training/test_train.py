@@ -19,7 +19,7 @@ from vitreous.evaluation.training_images import FILE as DIGESTS
 from vitreous.serving.prediction import predict
 
 
-def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous_process) -> None:
+def test_train_on_a_folder(folder: Path, tmp_path: Path, vitreous_process) -> None:
     result = vitreous_process("train", folder, *TINY_RUN, "--out", "run", "--seed", 1)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
@@ -44,7 +44,7 @@ def test_a_folder_becomes_a_model(folder: Path, tmp_path: Path, vitreous_process
     assert np.mean(answers) > 0.8
 
 
-def test_two_runs_with_one_seed_are_one_run(folder: Path, tmp_path: Path) -> None:
+def test_runs_with_the_same_seed_are_identical(folder: Path, tmp_path: Path) -> None:
     for name, seed, workers in (("a", 0, 0), ("b", 0, 2), ("c", 1, 0)):
         train(folder, config(tmp_path / name, **STRONG, seed=seed, workers=workers, cache="never"), quiet=True)
     first, second, third = ((tmp_path / name / "last.safetensors").read_bytes() for name in "abc")
@@ -52,7 +52,7 @@ def test_two_runs_with_one_seed_are_one_run(folder: Path, tmp_path: Path) -> Non
     assert first != third
 
 
-def test_accumulation_is_one_batch_to_rounding(folder: Path, tmp_path: Path) -> None:
+def test_micro_batches_give_the_same_weights(folder: Path, tmp_path: Path) -> None:
     """Mixing and dropping too: what is drawn for an image does not depend on what it is passed with."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(folder, config(whole, **STRONG, optimiser="sgd", lr=0.05), quiet=True)
@@ -64,7 +64,7 @@ def test_accumulation_is_one_batch_to_rounding(folder: Path, tmp_path: Path) -> 
     assert moved.keys() == ours.keys()
 
 
-def test_weights_that_are_evaluated_beside_the_raw_ones(folder: Path, tmp_path: Path) -> None:
+def test_ema_weights_are_evaluated_too(folder: Path, tmp_path: Path) -> None:
     outcome = train(folder, config(tmp_path / "run", ema=0.9), quiet=True)
     lines = records(tmp_path / "run", "eval")
     assert [(line["step"], line["weights"]) for line in lines] == [(6, "raw"), (6, "ema"), (12, "raw"), (12, "ema")]
@@ -85,7 +85,7 @@ def test_several_labels_from_a_manifest(folder: Path, tmp_path: Path) -> None:
     assert load(tmp_path / "run").config.num_classes == 5
 
 
-def test_every_choice_can_be_made_by_hand(folder: Path, tmp_path: Path) -> None:
+def test_every_setting_can_be_given(folder: Path, tmp_path: Path) -> None:
     """One run that uses every corner of the config at once."""
     outcome = train(
         folder,
@@ -131,7 +131,7 @@ def test_patience(folder: Path, tmp_path: Path) -> None:
         quiet=True,
     )
     assert outcome.steps == 15
-    assert "no better" in records(tmp_path / "run", "event")[0]["text"]
+    assert "no improvement" in records(tmp_path / "run", "event")[0]["text"]
 
 
 def test_without_validation_images(folder: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_without_validation_images(folder: Path, tmp_path: Path) -> None:
     assert (run / "report.html").is_file()
 
 
-def test_other_logs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_and_wandb(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -166,7 +166,7 @@ def broken(folder: Path, target: Path, count: int) -> Path:
 
 
 @pytest.mark.parametrize("cache", ["always", "never"])
-def test_bad_images_are_named_and_replaced(folder: Path, tmp_path: Path, cache: str) -> None:
+def test_unreadable_images_are_listed_and_replaced(folder: Path, tmp_path: Path, cache: str) -> None:
     data = broken(folder, tmp_path / "data", 2)
     run = tmp_path / "run"
     outcome = train(data, config(run, max_bad=0.05, cache=cache, workers=0), quiet=True)
@@ -178,7 +178,7 @@ def test_bad_images_are_named_and_replaced(folder: Path, tmp_path: Path, cache: 
     assert "2 images could not be read" in (run / "report.html").read_text()
 
 
-def test_too_many_bad_images_stop_the_run_at_once(folder: Path, tmp_path: Path, vitreous) -> None:
+def test_too_many_unreadable_images_are_an_error(folder: Path, tmp_path: Path, vitreous) -> None:
     data = broken(folder, tmp_path / "data", 2)
     result = vitreous("train", data, *TINY_RUN, "--out", "run")
     assert result.returncode == 2
@@ -187,7 +187,7 @@ def test_too_many_bad_images_stop_the_run_at_once(folder: Path, tmp_path: Path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_an_image_that_vanishes_during_the_run(folder: Path, tmp_path: Path) -> None:
+def test_image_deleted_during_the_run(folder: Path, tmp_path: Path) -> None:
     from vitreous.data.loading import TrainLoader
     from vitreous.data.open_data import open_data
     from vitreous.data.options import Augmentation
@@ -221,7 +221,7 @@ def test_an_image_that_vanishes_during_the_run(folder: Path, tmp_path: Path) -> 
 # ---------------------------------------------------------------- what stops it
 
 
-def test_a_loss_that_is_no_number(folder: Path, tmp_path: Path, vitreous) -> None:
+def test_loss_is_nan(folder: Path, tmp_path: Path, vitreous) -> None:
     options = ("--lr", "1e30", "--clip", "None", "--warmup", "0%", "--ema", "0", "--optimiser", "sgd")
     result = vitreous("train", folder, *TINY_RUN, *options, "--out", "run")
     assert result.returncode == 2
@@ -259,7 +259,7 @@ def npz(path: Path, labels: list[int], classes: int = 2) -> Path:
         (lambda p: npz(p / "fine.npz", [0, 1] * 20), ("--out", "."), "exists already"),
     ],
 )
-def test_mistakes_are_one_sentence(tmp_path: Path, vitreous, prepare: Any, arguments: Any, message: str) -> None:
+def test_command_errors(tmp_path: Path, vitreous, prepare: Any, arguments: Any, message: str) -> None:
     before = {path for path in tmp_path.rglob("*") if path.suffix != ".npz"}
     result = vitreous("train", prepare(tmp_path), *arguments)
     assert result.returncode == 2
@@ -268,7 +268,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, vitreous, prepare: Any, argum
     assert {path for path in tmp_path.rglob("*") if path.suffix != ".npz"} == before  # nothing is left behind
 
 
-def test_an_empty_class(folder: Path, tmp_path: Path, vitreous) -> None:
+def test_empty_class_is_an_error(folder: Path, tmp_path: Path, vitreous) -> None:
     shutil.copytree(folder, tmp_path / "data")
     (tmp_path / "data" / "leer").mkdir()
     result = vitreous("train", "data", *TINY_RUN)
@@ -276,13 +276,13 @@ def test_an_empty_class(folder: Path, tmp_path: Path, vitreous) -> None:
     assert "leer" in result.stderr
 
 
-def test_a_run_directory_that_exists(folder: Path, tmp_path: Path) -> None:
+def test_existing_run_directory_is_an_error(folder: Path, tmp_path: Path) -> None:
     train(folder, config(tmp_path / "run"), quiet=True)
     with pytest.raises(VitreousError, match="exists already; to continue it: vitreous train --resume"):
         train(folder, config(tmp_path / "run"), quiet=True)
 
 
-def test_a_full_disk(folder: Path, tmp_path: Path, vitreous, vitreous_process) -> None:
+def test_full_disk(folder: Path, tmp_path: Path, vitreous, vitreous_process) -> None:
     """A limit on the size of files stands in for the disk: the system refuses to write on, in the same way."""
 
     def limited() -> None:
@@ -297,19 +297,19 @@ def test_a_full_disk(folder: Path, tmp_path: Path, vitreous, vitreous_process) -
     assert result.returncode == 0, result.stderr
 
 
-def test_no_permission(folder: Path, tmp_path: Path) -> None:
+def test_directory_without_write_permission(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(VitreousError, match="not a folder"):
         train(folder, config(tmp_path / "file" / "run"), quiet=True)
 
 
-def test_misspelt_fields() -> None:
+def test_misspelt_field_names() -> None:
     with pytest.raises(VitreousError, match="no field 'batchsize'; did you mean 'batch_size'"):
         TrainConfig().with_(batchsize=3)
     assert TrainConfig.from_flat(json.loads(json.dumps(package.recipe("digits").flat()))) == package.recipe("digits")
 
 
-def test_bf16_on_a_cpu_is_tried_in_a_child(folder: Path, tmp_path: Path) -> None:
+def test_bf16_on_a_cpu_is_tried_in_a_child_process(folder: Path, tmp_path: Path) -> None:
     from vitreous.utils.device import pick_precision
 
     precision, note = pick_precision("bf16", torch.device("cpu"))
@@ -324,7 +324,7 @@ def test_fp8_states_its_error() -> None:
     assert "4 to 7%" in str(note)
 
 
-def test_grey_and_tiny_and_tall(tmp_path: Path) -> None:
+def test_grey_tiny_and_tall_images(tmp_path: Path) -> None:
     """The choice by the data holds for odd data."""
     random = np.random.default_rng(1)
     for shape, channels in (((5, 7), 1), ((40, 12), 3), ((300, 200), 3)):
@@ -368,19 +368,19 @@ def test_images_of_all_modes(tmp_path: Path) -> None:
         ({"image_column": "x"}, "no columns"),
     ],
 )
-def test_fields_in_python_are_checked(folder: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_invalid_fields(folder: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(VitreousError, match=message.replace("*", r"\*")):
         train(folder, **{**TINY, "out": tmp_path / "run", **fields}, quiet=True)
     assert not (tmp_path / "run" / "state").exists()
 
 
-def test_numbers_of_numpy_and_paths_are_welcome(folder: Path, tmp_path: Path) -> None:
+def test_numpy_numbers_and_paths_are_accepted(folder: Path, tmp_path: Path) -> None:
     fields = {**TINY, "lr": np.float32(1e-3), "image_size": [16, 16], "duration": 1, "evaluate_every": None}
     outcome = train(folder, out=tmp_path / "run", quiet=True, **fields)
     assert outcome.steps == round(58 / 16)
 
 
-def test_the_best_of_equals_is_the_one_with_less_loss(folder: Path, tmp_path: Path) -> None:
+def test_loss_decides_between_equal_evaluations(folder: Path, tmp_path: Path) -> None:
     train(folder, config(tmp_path / "run", duration="60 steps", ema=0.0, lr=3e-3), quiet=True)
     lines = records(tmp_path / "run", "eval")
     best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
@@ -388,7 +388,7 @@ def test_the_best_of_equals_is_the_one_with_less_loss(folder: Path, tmp_path: Pa
     assert best["loss"] == min(line["loss"] for line in lines if line["top1"] == top)
 
 
-def test_many_images_do_not_need_many_open_files(tmp_path: Path, vitreous_process) -> None:
+def test_open_file_limit(tmp_path: Path, vitreous_process) -> None:
     draw_folder(tmp_path / "data", images=1000, side=9)
 
     def limited() -> None:
@@ -399,7 +399,7 @@ def test_many_images_do_not_need_many_open_files(tmp_path: Path, vitreous_proces
     assert result.returncode == 0, result.stderr
 
 
-def test_several_labels_of_which_none_occur_in_validation(folder: Path, tmp_path: Path) -> None:
+def test_no_positive_labels_in_validation(folder: Path, tmp_path: Path) -> None:
     """Mean average precision is not defined there: the last weights are the best, and the run ends well."""
     paths = sorted(folder.rglob("*.jpg"))
     rows = [{"path": str(p), "labels": [p.parent.name], "split": "train"} for p in paths[:40]]
@@ -411,7 +411,7 @@ def test_several_labels_of_which_none_occur_in_validation(folder: Path, tmp_path
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_several_labels_are_predicted_one_by_one(folder: Path, tmp_path: Path) -> None:
+def test_predictions_of_a_multi_label_model(folder: Path, tmp_path: Path) -> None:
     paths = sorted(folder.rglob("*.jpg"))
     rows = [{"path": str(p), "labels": [p.parent.name, "farbe"]} for p in paths]
     manifest = tmp_path / "manifest.jsonl"
@@ -427,7 +427,7 @@ def test_several_labels_are_predicted_one_by_one(folder: Path, tmp_path: Path) -
     assert load(tmp_path / "again.safetensors").multi_label
 
 
-def test_what_is_said_to_try_next_works(folder: Path, tmp_path: Path, vitreous) -> None:
+def test_printed_next_commands_work(folder: Path, tmp_path: Path, vitreous) -> None:
     result = vitreous("train", folder, *TINY_RUN, "--duration", "3steps", "--evaluate-every", "3steps", "--out", "run")
     lines = result.stdout.split("what to try next:")[1].split("\n")
     commands = [line.strip().removeprefix("vitreous ").split() for line in lines if line.strip()]
@@ -441,11 +441,11 @@ def test_what_is_said_to_try_next_works(folder: Path, tmp_path: Path, vitreous) 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "G/14", "image_size": 2800, "width": None, "depth": None}, "take a smaller model or image_size$"),
+        ({"model": "G/14", "image_size": 2800, "width": None, "depth": None}, "use a smaller model or image_size$"),
         ({"micro_batch": 4_000_000, "batch_size": 4_000_000}, r"fewer images at a time \(micro_batch\)"),
     ],
 )
-def test_what_does_not_fit_into_memory_is_not_begun(
+def test_run_that_does_not_fit_into_memory_is_an_error(
     folder: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     """The system would end the process when its memory is used up."""

@@ -41,7 +41,7 @@ def test_the_digits_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", ["always", "never"])
-def test_deterministic_runs_resume_to_the_bit(folder: Path, tmp_path: Path, cache: str) -> None:
+def test_deterministic_runs_resume_exactly(folder: Path, tmp_path: Path, cache: str) -> None:
     options: dict[str, Any] = {
         **STRONG, "device": "cuda", "deterministic": True, "duration": "60 steps", "cache": cache, "workers": 2,
     }  # fmt: skip
@@ -55,7 +55,7 @@ def test_deterministic_runs_resume_to_the_bit(folder: Path, tmp_path: Path, cach
     assert (whole / "last.safetensors").read_bytes() == (parts / "last.safetensors").read_bytes()
 
 
-def test_out_of_memory_halves_the_passes(folder: Path, tmp_path: Path) -> None:
+def test_out_of_memory_halves_the_micro_batch(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         **STRONG, "device": "cuda", "precision": "fp32", "optimiser": "sgd", "lr": 0.01, "image_size": 64,
         "width": 192, "depth": 8, "heads": 3, "mlp_dim": 768, "batch_size": 256, "duration": "3 steps",
@@ -80,7 +80,7 @@ def test_out_of_memory_halves_the_passes(folder: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=1e-3)
 
 
-def test_bf16_and_compiled_learn_as_fp32_does(folder: Path, tmp_path: Path) -> None:
+def test_bf16_and_compiled_training_learns_like_fp32(folder: Path, tmp_path: Path) -> None:
     results = {}
     for name, options in (("fast", {}), ("plain", {"precision": "fp32", "compile": "no"})):
         train(folder, config(tmp_path / name, device="cuda", duration="80 steps", **options), quiet=True)
@@ -89,7 +89,7 @@ def test_bf16_and_compiled_learn_as_fp32_does(folder: Path, tmp_path: Path) -> N
     assert results["fast"][-1] < results["fast"][0] * 0.8
 
 
-def test_a_loss_that_is_no_number_is_found_late_and_named_rightly(folder: Path, tmp_path: Path) -> None:
+def test_nan_loss_names_the_right_step(folder: Path, tmp_path: Path) -> None:
     options = {"lr": 1e30, "clip": None, "warmup": "0%", "ema": 0.0, "optimiser": "sgd", "device": "cuda"}
     with pytest.raises(VitreousError, match=r"no longer a number at step [0-4] "):
         train(folder, config(tmp_path / "run", **options, duration="200 steps"), quiet=True)

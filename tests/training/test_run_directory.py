@@ -24,7 +24,7 @@ def use(run: Path) -> str:
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "best.safetensors", "bad_images.txt"])
-def test_a_run_writes_to_its_own_files(tmp_path: Path, name: str) -> None:
+def test_links_pipes_and_devices_are_errors(tmp_path: Path, name: str) -> None:
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     run.mkdir()
     elsewhere.write_text("precious")
@@ -56,7 +56,7 @@ def logged(run: Path) -> str:
         return str(error)
 
 
-def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_do_not_block(tmp_path: Path) -> None:
     state = tmp_path / "state" / "step-000000001"
     state.mkdir(parents=True)
     for name in ("sums.json", "progress.json", "tensors.safetensors"):

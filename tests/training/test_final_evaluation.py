@@ -31,7 +31,7 @@ def right(model: Any, source: Any) -> float:
     return sum(a == b for a, b in zip(answers, source.labels.tolist(), strict=True)) / len(source)
 
 
-def test_the_best_weights_are_measured_on_images_that_selected_nothing(photos: Path, tmp_path: Path) -> None:
+def test_best_weights_are_evaluated_on_the_test_split(photos: Path, tmp_path: Path) -> None:
     changes = {"duration": "4 steps", "evaluate_every": "1 steps", "lr": 1e-4}
     outcome = train(photos, config(tmp_path / "run", **changes), quiet=True)
     data = open_data(photos)
@@ -49,7 +49,7 @@ def test_the_best_weights_are_measured_on_images_that_selected_nothing(photos: P
     assert high - low > 0.1
 
 
-def test_without_a_test_split_a_selected_maximum_is_not_the_result(photos: Path, tmp_path: Path) -> None:
+def test_without_a_test_split_the_last_weights_are_evaluated(photos: Path, tmp_path: Path) -> None:
     """The result is that of the last weights, which the validation images did not select."""
     changes = {"duration": "6 steps", "evaluate_every": "1 steps", "lr": 3e-2, "ema": 0.0, "test_fraction": 0.0}
     outcome = train(photos, config(tmp_path / "run", **changes), quiet=True)
@@ -66,7 +66,7 @@ def test_without_a_test_split_a_selected_maximum_is_not_the_result(photos: Path,
     assert "expect a lower value on new images" in best
 
 
-def test_the_command_and_the_report_say_it(photos: Path, tmp_path: Path, vitreous: Callable[..., Any]) -> None:
+def test_output_and_report_state_the_selection(photos: Path, tmp_path: Path, vitreous: Callable[..., Any]) -> None:
     done = vitreous("train", photos, *TINY_RUN, "--duration", "6steps", "--evaluate-every", "3steps", "--out", "run")
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())
@@ -78,7 +78,7 @@ def test_the_command_and_the_report_say_it(photos: Path, tmp_path: Path, vitreou
     assert "highest val accuracy of 4 evaluations, selected" in page
 
 
-def test_where_nothing_is_held_out_for_selection(tmp_path: Path) -> None:
+def test_selection_without_validation_images(tmp_path: Path) -> None:
     for split in ("train", "test"):
         draw_folder(tmp_path / "data" / split, images=8)
     outcome = train(tmp_path / "data", config(tmp_path / "run", val_fraction=0.0, evaluate_every=None), quiet=True)
@@ -86,14 +86,14 @@ def test_where_nothing_is_held_out_for_selection(tmp_path: Path) -> None:
     assert "not selected with validation images" in outcome.selection[0]
 
 
-def test_stopping_early_is_a_selection_too(photos: Path, tmp_path: Path) -> None:
+def test_early_stopping_is_stated_as_selection(photos: Path, tmp_path: Path) -> None:
     changes = {"evaluate_every": "1 steps", "patience": 1, "lr": 1e-9, "warmup": "0%", "test_fraction": 0.0}
     outcome = train(photos, config(tmp_path / "run", **changes), quiet=True)
     assert outcome.steps < 12
     assert "also decided when to stop" in outcome.selection[0]
 
 
-def test_a_run_knows_its_images_by_content(photos: Path, tmp_path: Path) -> None:
+def test_run_stores_image_digests(photos: Path, tmp_path: Path) -> None:
     outcome = train(photos, config(tmp_path / "run", duration="2 steps", evaluate_every=None), quiet=True)
     data, seen = open_data(photos), SeenImages.read(outcome.run)
     for name, source in data.splits.items():
@@ -138,7 +138,7 @@ def test_training_images_in_a_stored_test_split_are_a_warning(photos: Path, tmp_
     assert "TRAINING IMAGES" in (outcome.run / "report.html").read_text()
 
 
-def test_an_image_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+def test_replaced_image_is_an_error_on_resume(tmp_path: Path) -> None:
     """Under the same name, with the same size, between two parts of a run."""
     data = draw_folder(tmp_path / "data")
     train(data, config(tmp_path / "run"), quiet=True)
@@ -153,7 +153,7 @@ def test_an_image_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     assert resume(tmp_path / "run", quiet=True).steps == 12
 
 
-def test_a_run_without_digests_goes_on(tmp_path: Path) -> None:
+def test_run_without_digests_can_be_resumed(tmp_path: Path) -> None:
     """One that was killed before they were written."""
     data = draw_folder(tmp_path / "data")
     train(data, config(tmp_path / "run"), quiet=True)
@@ -163,7 +163,7 @@ def test_a_run_without_digests_goes_on(tmp_path: Path) -> None:
     assert SeenImages.read(tmp_path / "run") is not None
 
 
-def test_the_interval_covers_the_truth_nearly_always() -> None:
+def test_coverage_of_the_confidence_interval() -> None:
     """Of draws with a known share, 95% of the intervals hold it."""
     generator = torch.Generator().manual_seed(0)
     for share, images in ((0.5, 36), (0.9, 36), (0.97, 200)):

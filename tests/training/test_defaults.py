@@ -89,7 +89,7 @@ def built(config: TrainConfig, found: Facts) -> Any:
 
 
 @each_set
-def test_nothing_is_left_open(found: Facts) -> None:
+def test_all_needed_settings_are_chosen(found: Facts) -> None:
     config, choices = choose_defaults(TrainConfig(), found)
     missing = [name for name in NEEDED if config.flat()[name] is None]
     assert not missing
@@ -103,7 +103,7 @@ def test_nothing_is_left_open(found: Facts) -> None:
 
 
 @each_set
-def test_the_model_can_be_built(found: Facts) -> None:
+def test_chosen_model_can_be_built(found: Facts) -> None:
     config, _ = choose_defaults(TrainConfig(), found)
     model = built(config, found)
     settings: ViTConfig = model.config
@@ -117,14 +117,14 @@ def test_the_model_can_be_built(found: Facts) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "cifar", "strips", "grey strips", "5 px"])
-def test_small_images_are_seen_whole(name: str) -> None:
+def test_small_images_are_not_downscaled(name: str) -> None:
     config, _ = choose_defaults(TrainConfig(), SETS[name])
     for side, own in zip(size_of(config), SETS[name].shape, strict=True):
         assert own <= side < own + config.architecture.patch_size
 
 
 @each_set
-def test_what_the_trained_model_is_shown_is_what_it_was_trained_on(found: Facts) -> None:
+def test_evaluation_preprocessing_matches_training(found: Facts) -> None:
     """The whole image where training squashes it; or else its middle, without black edges."""
     config, _ = choose_defaults(TrainConfig(), found)
     shown = evaluation_preprocessing(config, found)
@@ -140,7 +140,7 @@ def test_what_the_trained_model_is_shown_is_what_it_was_trained_on(found: Facts)
 @pytest.mark.parametrize("crop", [0.5, 1.0])
 @pytest.mark.parametrize("size", [(16, 24), (24, 16), 16, (64, 128)])
 @pytest.mark.parametrize("shape", [(20, 20), (20, 60), (60, 20), (300, 200)])
-def test_a_rectangle_has_no_black_edges(crop: float, size: Any, shape: tuple[int, int]) -> None:
+def test_rectangular_inputs_have_no_black_edges(crop: float, size: Any, shape: tuple[int, int]) -> None:
     found = known(500, min(shape), shape=shape)
     config, _ = choose_defaults(TrainConfig().with_(model="Ti/8", image_size=size, crop=crop), found)
     shown = evaluation_preprocessing(config, found)
@@ -192,7 +192,7 @@ WISHES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("name", ["digits", "cifar", "photos"])
 @pytest.mark.parametrize("wish", WISHES, ids=lambda wish: "-".join(f"{k}={v}" for k, v in wish.items()))
-def test_what_was_given_is_kept_and_the_rest_follows(wish: dict[str, Any], name: str) -> None:
+def test_given_settings_are_kept(wish: dict[str, Any], name: str) -> None:
     found = SETS[name]
     config, choices = choose_defaults(TrainConfig().with_(**wish), found)
     assert {field: config.flat()[field] for field in wish} == wish
@@ -212,7 +212,7 @@ def chosen(wish: dict[str, Any], name: str) -> dict[str, Any]:
     return choose_defaults(TrainConfig().with_(**wish), SETS[name])[0].flat()
 
 
-def test_a_named_model_is_itself() -> None:
+def test_named_model_keeps_its_architecture() -> None:
     """Small data makes an unnamed model small, and leaves a named one as it is."""
     settings = make_model_config(choose_defaults(TrainConfig().with_(model="S/16"), SETS["digits"])[0], SETS["digits"])
     assert (settings.width, settings.depth, settings.heads, settings.patch_size) == (384, 12, 6, (16, 16))
@@ -222,18 +222,18 @@ def test_a_named_model_is_itself() -> None:
     assert isinstance(built(resnet, SETS["cifar"]), BiT)
 
 
-def test_learning_rates_follow_the_optimiser_and_the_batch() -> None:
+def test_learning_rate_depends_on_optimiser_and_batch_size() -> None:
     assert chosen({"optimiser": "sgd"}, "cifar")["lr"] > 5 * chosen({"optimiser": "adamw"}, "cifar")["lr"]
     assert chosen({"batch_size": 4096}, "cifar")["lr"] > chosen({"batch_size": 512}, "cifar")["lr"]
     assert chosen({"optimiser": "sgd"}, "cifar")["weight_decay"] < 0.01
 
 
-def test_letters_are_not_mirrored_and_photographs_are() -> None:
+def test_letters_are_not_flipped_and_photographs_are() -> None:
     assert [chosen({}, name)["flip"] for name in ("digits", "mnist", "letters")] == [False] * 3
     assert [chosen({}, name)["flip"] for name in ("cifar", "photos", "scans")] == [True] * 3
 
 
-def test_a_wish_that_a_resnet_has_no_place_for() -> None:
+def test_vit_settings_for_a_resnet_are_an_error() -> None:
     """Refused, not forgotten."""
     for wish in ({"pool": "map"}, {"registers": 2}, {"dropout": 0.3}, {"depth": 3}, {"stochastic_depth": 0.1}):
         config, _ = choose_defaults(TrainConfig().with_(model="BiT-R50x1", **wish), SETS["cifar"])
@@ -241,7 +241,7 @@ def test_a_wish_that_a_resnet_has_no_place_for() -> None:
             make_model_config(config, SETS["cifar"])
 
 
-def test_an_unknown_model_is_refused() -> None:
+def test_unknown_model_is_an_error() -> None:
     with pytest.raises(VitreousError, match="Q/16"):
         choose_defaults(TrainConfig().with_(model="Q/16"), SETS["cifar"])
 
@@ -335,7 +335,7 @@ def wrong_sums(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[st
                 yield f"{said}, not {right}"
 
 
-def test_reasons_are_true_of_the_values_beside_them() -> None:
+def test_reasons_are_true() -> None:
     wrong = set()
     for found, wish in GRID:
         config, choices = choose_defaults(TrainConfig().with_(**wish), found)
@@ -346,7 +346,7 @@ def test_reasons_are_true_of_the_values_beside_them() -> None:
     assert not wrong
 
 
-def test_what_the_help_calls_chosen_is_chosen() -> None:
+def test_help_lists_all_chosen_settings() -> None:
     chosen = {choice.field for found, wish in GRID for choice in choose_defaults(TrainConfig().with_(**wish), found)[1]}
     assert chosen - {"lr_candidates"} == CHOSEN_FROM_DATA  # those are chosen by the paper's rules alone
 
@@ -373,30 +373,30 @@ def facts_of(source: Source, channels: int = 3) -> Facts:
     return collect_facts(DataSet("set", ("a", "b"), channels, source))
 
 
-def test_facts_of_alike_images() -> None:
+def test_facts_of_images_of_one_size() -> None:
     assert facts_of(Pictures([(30, 50)] * 7)) == Facts(7, 2, 3, 30, (30, 50), False)
     array = np.zeros((9, 5, 4, 1), np.uint8)
     assert facts_of(ArraySource(array, torch.arange(9) % 2, "x"), 1) == Facts(9, 2, 1, 4, (5, 4), False)
 
 
-def test_facts_of_images_of_all_sizes() -> None:
+def test_facts_of_images_of_different_sizes() -> None:
     found = facts_of(Pictures([(10, 99), None, (20, 15), (300, 400), None]))
     assert found.shape is None
     assert found.side == 15
 
 
-def test_facts_of_many_images_are_looked_up_in_a_few() -> None:
+def test_facts_of_many_images_read_a_sample() -> None:
     sizes = [(40, 60) if number % 3 else (60, 40) for number in range(100_000)]
     found = facts_of(Pictures(sizes))
     assert (found.images, found.side, found.shape) == (100_000, 40, None)
 
 
-def test_no_image_can_be_read() -> None:
+def test_error_if_no_image_can_be_read() -> None:
     with pytest.raises(VitreousError, match="picture 2"):
         facts_of(Pictures([None, None, None]))
 
 
-def test_a_plan_of_one_image_for_each_class() -> None:
+def test_plan_for_one_image_per_class() -> None:
     """The smallest data set there is."""
     source = ArraySource(np.zeros((2, 9, 9, 1), np.uint8), torch.tensor([0, 1]), "two")
     made = make_plan(DataSet("two", ("a", "b"), 1, source), TrainConfig().with_(device="cpu"), World())

@@ -32,7 +32,7 @@ def rows(run: Path) -> dict[str, list[str]]:
     return {name: values for name, *values in cells}
 
 
-def test_both_stand_in_the_report(scratch: Path, folder: Path, tmp_path: Path) -> None:
+def test_report_shows_both_runs(scratch: Path, folder: Path, tmp_path: Path) -> None:
     save(tiny_vit(image_size=16, patch_size=4), tmp_path / "begin.safetensors")
     begun = TrainConfig().with_(start=str(tmp_path / "begin.safetensors"), batch_size=16, duration="16 steps")
     outcome = train(folder, begun, compare_with=str(scratch), out=str(tmp_path / "transfer"), device="cpu", quiet=True)
@@ -48,7 +48,7 @@ def test_both_stand_in_the_report(scratch: Path, folder: Path, tmp_path: Path) -
     assert 'id="comparison"' not in page(scratch)
 
 
-def test_a_run_that_has_not_ended_and_one_of_the_same_name(scratch: Path, folder: Path, tmp_path: Path) -> None:
+def test_unfinished_run_and_run_with_the_same_name(scratch: Path, folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "run"
     shutil.copytree(scratch, other)
     (other / "result.json").unlink()
@@ -60,7 +60,7 @@ def test_a_run_that_has_not_ended_and_one_of_the_same_name(scratch: Path, folder
     assert rows(tmp_path / "again")["measured on"][1] == "no evaluation yet"
 
 
-def test_other_images_are_noted(scratch: Path, tmp_path: Path) -> None:
+def test_note_if_the_runs_used_different_images(scratch: Path, tmp_path: Path) -> None:
     data = draw_folder(tmp_path / "data", images=20)
     train(data, config(tmp_path / "run", compare_with=str(scratch), duration="6 steps"), quiet=True)
     assert "scratch was trained and evaluated on other images than this run" in page(tmp_path / "run")
@@ -74,7 +74,7 @@ def older(run: Path, target: Path) -> Path:
     return target
 
 
-def test_what_cannot_stand_beside_it(scratch: Path, folder: Path, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared(scratch: Path, folder: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "two.npz", images=np.zeros((20, 8, 8), np.uint8), labels=np.arange(20) % 2)
     for data, other, message in (
         (folder, tmp_path / "nowhere", "compare_with: .*nowhere: there is no such run directory"),
@@ -96,7 +96,7 @@ def unfinished(run: Path) -> None:
         (run / name).unlink()
 
 
-def test_it_may_change_when_a_run_goes_on(scratch: Path, folder: Path, tmp_path: Path) -> None:
+def test_compare_with_may_change_on_resume(scratch: Path, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(folder, config(run), quiet=True)
     stored = TrainConfig.from_flat(json.loads((run / "config.json").read_text())["config"])
@@ -108,7 +108,7 @@ def test_it_may_change_when_a_run_goes_on(scratch: Path, folder: Path, tmp_path:
         resume(run, stored.with_(compare_with=str(run)), quiet=True)
 
 
-def test_a_run_that_vanishes_meanwhile_takes_nothing_with_it(
+def test_compared_run_is_deleted_during_training(
     scratch: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitreous.training.loop import TrainingLoop

@@ -41,7 +41,7 @@ def with_(weights: Path | str, **changes: Any) -> TrainConfig:
 # ---------------------------------------------------------------- what is taken from the weights
 
 
-def test_the_model_is_that_of_the_weights_with_a_new_head(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_model_of_the_weights_with_a_new_head(folder: Path, weights: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(folder, with_(weights, image_size=16, lr=1e-30, ema=0.0, out=str(run), dropout=0.1), quiet=True)
     trained, before = load(run / "last.safetensors"), load(weights, num_classes=3, image_size=16)
@@ -62,7 +62,7 @@ def test_the_model_is_that_of_the_weights_with_a_new_head(folder: Path, weights:
         ("huggingface", "model", {"gelu": "erf", "resample": "hf", "norm_eps": 1e-12}),
     ],
 )
-def test_any_dialect(folder: Path, tmp_path: Path, dialect: Any, name: str, own: dict[str, Any]) -> None:
+def test_start_from_any_dialect(folder: Path, tmp_path: Path, dialect: Any, name: str, own: dict[str, Any]) -> None:
     model, path = tiny_vit(image_size=16, **own), tmp_path / name
     save(model, path, to=dialect)
     outcome = train(folder, with_(path, out=str(tmp_path / "run"), lr=1e-30, ema=0.0), quiet=True)
@@ -72,7 +72,7 @@ def test_any_dialect(folder: Path, tmp_path: Path, dialect: Any, name: str, own:
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "bit"])
-def test_hybrids_and_resnets(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_start_from_hybrids_and_resnets(folder: Path, tmp_path: Path, kind: str) -> None:
     if kind == "bit":
         model: Any = draw(BiT(BiTConfig(blocks=(1, 1), width_factor=0.5, image_size=32, num_classes=7)))
     else:
@@ -85,7 +85,7 @@ def test_hybrids_and_resnets(folder: Path, tmp_path: Path, kind: str) -> None:
     assert "started from begin.safetensors with a new head for 3 classes" in page
 
 
-def test_what_the_file_does_not_say_is_told(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_guesses_are_printed(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """And told again when the run goes on, without the file."""
     torch.save(load_file(_bare(tmp_path)), tmp_path / "bare.pth")
     train(folder, with_(tmp_path / "bare.pth", out=str(tmp_path / "run")))
@@ -104,14 +104,14 @@ def _bare(folder: Path) -> Path:
     return folder / "timm" / "model.safetensors"
 
 
-def test_a_run_is_a_beginning(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_start_from_a_run(folder: Path, weights: Path, tmp_path: Path) -> None:
     train(folder, with_(weights, out=str(tmp_path / "first")), quiet=True)
     train(folder, with_(tmp_path / "first", out=str(tmp_path / "second"), lr=1e-30, ema=0.0), quiet=True)
     first, second = load(tmp_path / "first"), load(tmp_path / "second" / "last.safetensors")
     assert torch.equal(first.blocks[0].attn.qkv.weight, second.blocks[0].attn.qkv.weight)
 
 
-def test_grey_images_are_shown_in_the_colours_of_the_model(weights: Path, tmp_path: Path) -> None:
+def test_images_are_converted_to_the_channels_of_the_model(weights: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     labels = np.arange(60) % 2
     pixels = np.clip(random.normal(60 + 120 * labels[:, None, None], 20, (60, 10, 10)), 0, 255).astype(np.uint8)
@@ -121,7 +121,7 @@ def test_grey_images_are_shown_in_the_colours_of_the_model(weights: Path, tmp_pa
     assert outcome.result.top1 == 1  # dark and light
 
 
-def test_frozen_layers_stay_and_deeper_ones_move_less(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_freeze_and_layer_decay(folder: Path, weights: Path, tmp_path: Path) -> None:
     options = {"freeze": ("blocks.0.*",), "layer_decay": 0.1, "ema": 0.0, "warmup": "0%", "lr": 1e-2, "clip": None}
     train(folder, with_(weights, out=str(tmp_path / "run"), **options), quiet=True)
     after, before = load_file(tmp_path / "run" / "last.safetensors"), load_file(weights)
@@ -135,7 +135,7 @@ def test_frozen_layers_stay_and_deeper_ones_move_less(folder: Path, weights: Pat
 # ---------------------------------------------------------------- what is chosen
 
 
-def test_the_data_chooses_how_and_not_which(folder: Path, weights: Path) -> None:
+def test_defaults_keep_the_architecture_of_the_weights(folder: Path, weights: Path) -> None:
     data = open_data(folder)
     begun, _ = load_initial_weights(TrainConfig().with_(start=str(weights)), len(data.classes))
     known = collect_facts(data, begun)
@@ -151,14 +151,14 @@ def test_the_data_chooses_how_and_not_which(folder: Path, weights: Path) -> None
     assert make_model_config(config, known) == replace(begun.model, stochastic_depth=0.0)
 
 
-def test_what_agrees_may_be_given(folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_matching_architecture_may_be_given(folder: Path, weights: Path, tmp_path: Path) -> None:
     agreeing = {"width": 32, "depth": 2, "heads": 2, "patch_size": 4, "pool": "gap", "position": "learned-1d"}
     wishes = with_(weights, out=str(tmp_path / "run"), **agreeing, registers=0, qk_norm=False)
     made = load(train(folder, wishes, quiet=True).run).config
     assert (made.width, made.depth, made.heads, made.pool) == (32, 2, 2, "gap")
 
 
-def test_a_name_that_agrees() -> None:
+def test_matching_model_name_may_be_given() -> None:
     """The shipped weights and the architecture of the same name."""
     begun, _ = load_initial_weights(
         TrainConfig().with_(start="vitreous-mini", model="vitreous-mini", image_size=32), 10
@@ -186,7 +186,7 @@ def test_a_name_that_agrees() -> None:
         ({"freeze": ("nothing",)}, "matches no parameter"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_written(
+def test_errors_before_anything_is_written(
     folder: Path, weights: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(VitreousError, match=message):
@@ -194,14 +194,14 @@ def test_mistakes_are_told_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_checkpoint(folder: Path, tmp_path: Path) -> None:
+def test_path_without_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("weights")
     for source, message in ((folder, "a folder without weights"), (tmp_path / "text.txt", "it holds text")):
         with pytest.raises(VitreousError, match=f"the weights to start from cannot be used: .*{message}"):
             train(folder, with_(source, out=str(tmp_path / "run")), quiet=True)
 
 
-def test_a_model_that_drops_nothing(folder: Path, tmp_path: Path) -> None:
+def test_dropout_for_a_bit_is_an_error(folder: Path, tmp_path: Path) -> None:
     model = draw(BiT(BiTConfig(blocks=(1,), width_factor=0.5, image_size=32, num_classes=7)))
     save(model, tmp_path / "bit.safetensors")
     with pytest.raises(VitreousError, match=r"dropout = 0.1: the run starts from bit.safetensors, which is a BiT"):
@@ -245,7 +245,7 @@ def test_killed_and_resumed_without_the_weights(place: Path) -> None:
     assert (run / "best.safetensors").read_bytes() == (place / "whole" / "best.safetensors").read_bytes()
 
 
-def test_ended_before_anything_was_saved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_before_the_first_state(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     run = place / "run"
     train("data", with_("w.st", out="run"), quiet=True)
@@ -269,7 +269,7 @@ def test_ended_before_anything_was_saved(place: Path, monkeypatch: pytest.Monkey
     assert (run / "last.safetensors").read_bytes() == whole
 
 
-def test_other_weights_are_another_run(place: Path, vitreous: Any) -> None:
+def test_other_initial_weights_on_resume_are_an_error(place: Path, vitreous: Any) -> None:
     result = vitreous("train", "data", *TINY_RUN[-6:], "--from", "w.st", "--image-size", "16", "--out", "run")
     assert result.returncode == 0, result.stderr
     result = vitreous("train", "--resume", "run", "--from", "vitreous-mini")
@@ -281,7 +281,7 @@ def test_other_weights_are_another_run(place: Path, vitreous: Any) -> None:
 # ---------------------------------------------------------------- the recipe of the demo
 
 
-def test_a_recipe_begins_with_weights_and_can_be_told_not_to(vitreous: Any) -> None:
+def test_initial_weights_of_a_recipe_can_be_removed(vitreous: Any) -> None:
     assert recipe("digits_transfer").architecture.start == "vitreous-mini"
     asked = ("train", "digits", "--recipe", "digits_transfer")
     assert "the run starts from vitreous-mini" in vitreous(*asked, "--model", "S/16").stderr

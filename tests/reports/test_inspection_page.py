@@ -329,7 +329,7 @@ def test_layer_head_token_image_and_class(opened: Open) -> None:
     tab.click("#images button >> nth=1")
     tab.wait_for_selector("body[data-ready=true]")
     step(set(before), "Layer 1 of 3", "head 2 of 2", "from the class token")
-    assert "picture 1.png" in tab.inner_text("#says")
+    assert "picture 1.png" in tab.inner_text("#caption")
     assert tab.inner_html("#depth") != depth
 
 
@@ -379,7 +379,7 @@ def test_the_keyboard_alone(opened: Open) -> None:
     assert "head 1 of 2" in tab.inner_text("#reading")
     tab.keyboard.press("i")
     tab.wait_for_selector("body[data-ready=true]")
-    assert "picture 1.png" in tab.inner_text("#says")
+    assert "picture 1.png" in tab.inner_text("#caption")
 
 
 def test_prediction_by_depth(opened: Open) -> None:
@@ -450,7 +450,7 @@ def test_without_a_class_token_the_mean_is_asked(opened: Open) -> None:
     one = shown(prefix=0, heads=1)
     assert one.attention is not None
     tab = opened(inspection(one, prefix=(), heads=1, source="mean of the patches"))
-    assert "its one head, from the mean of the patches." in tab.inner_text("#reading")
+    assert "its only head, from the mean of the patches." in tab.inner_text("#reading")
     row = one.attention[2, 0].mean(0)
     words = read(tab, "#attention-map", (1, 1), "#value")
     assert near(percentage(words), row[7], one.attention[2, 0].max())
@@ -469,7 +469,7 @@ def test_a_network_without_attention(opened: Open) -> None:
     before = drawn(tab, "similarity-map")
     click(tab, "#picture", (3, 1))
     assert drawn(tab, "similarity-map") != before
-    assert tab.inner_text("#reading") == "Chosen: the patch at row 4, column 2."
+    assert tab.inner_text("#reading") == "Selected: the patch at row 4, column 2."
     assert "cat\n50.0%" in tab.inner_text("#answers")
 
 
@@ -491,7 +491,7 @@ def test_random_weights_are_a_warning(opened: Open) -> None:
 def test_no_images(opened: Open) -> None:
     tab = opened(inspection(random=True))
     assert tab.locator("canvas").count() == 0
-    assert tab.locator(".drawings img").count() == 1
+    assert tab.locator(".figures img").count() == 1
     assert "5.7 M" in tab.inner_text("header")
     assert "maps were pooled" in tab.inner_text("header")
 
@@ -499,7 +499,7 @@ def test_no_images(opened: Open) -> None:
 def test_without_scripts_it_says_so_and_shows_the_figures(opened: Open) -> None:
     tab = opened(inspection(shown()), java_script_enabled=False)
     assert "need JavaScript" in tab.inner_text("body")
-    assert tab.is_visible(".drawings img")
+    assert tab.is_visible(".figures img")
     assert tab.is_hidden("#picture")
 
 

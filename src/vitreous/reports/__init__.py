@@ -1,1 +1,1 @@
-"""The HTML pages people look at: the training report and the inspection page."""
+"""HTML pages: the training report and the inspection page."""

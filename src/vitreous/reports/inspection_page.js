@@ -82,7 +82,8 @@ async function load(number) {
 
 // ------------------------------------------------------------ selection
 
-const SOURCE = data.source.startsWith("mean") ? "mean" : Math.max(0, data.prefix.indexOf("class")); // the query of rollout
+// The query of rollout: the class token, or the mean of the patches.
+const SOURCE = data.source.startsWith("mean") ? "mean" : Math.max(0, data.prefix.indexOf("class"));
 const state = { layer: data.layers - 1, head: "mean", query: SOURCE, answer: 0 };
 state.patch = null; // [row, column] of the patch that was selected last; kept while another token is the query
 state.read = null; // the cell of the attention map whose value is shown
@@ -118,9 +119,10 @@ function attentionMap(layer, head) {
   const key = `${layer} ${head}`;
   if (!cache.has(key)) {
     const heads = head === "mean" ? range(data.heads) : [head];
-    const summary = queries(state.query, current.coarse);
+    const rows = queries(state.query, current.coarse);
     const length = current.attention.length;
-    cache.set(key, current.attention.mean(heads.flatMap((h) => summary.map((q) => (layer * data.heads + h) * length + q))));
+    const indices = heads.flatMap((h) => rows.map((q) => (layer * data.heads + h) * length + q));
+    cache.set(key, current.attention.mean(indices));
   }
   return cache.get(key);
 }
@@ -252,7 +254,8 @@ function describeAttention(row, values, high) {
   const toPrefix = data.prefix.map((_, i) => `${percent(row[i])} to ${tokenPhrase(i)}`);
   const rest = values.reduce((a, b) => a + b, 0);
   const summary = `Layer ${state.layer + 1} of ${data.layers}, ${headName()}, from ${queryName()}.`;
-  const shares = toPrefix.length ? ` ${percent(rest)} of the attention goes to the patches, ${toPrefix.join(", ")}.` : "";
+  const goesTo = [`${percent(rest)} of the attention goes to the patches`, ...toPrefix].join(", ");
+  const shares = toPrefix.length ? ` ${goesTo}.` : "";
   $("reading").replaceChildren(make("b", summary), shares);
   const most = values.indexOf(high);
   const cell = state.read ?? [Math.floor(most / current.coarse[1]), most % current.coarse[1]];
@@ -406,7 +409,7 @@ function drawPatches() {
   $("components-figure").hidden = !current.components;
   if (current.components) {
     const context = fit($("components-map"));
-    drawCells(context, cells(current.grid, (i) => [...now.components.subarray(3 * i, 3 * i + 3), 255]));
+    drawCells(context, cells(current.grid, (i) => [...current.components.subarray(3 * i, 3 * i + 3), 255]));
     outline(context, state.patch, current.grid);
     $("components-title").textContent = current.attention ? "Token components" : "Components";
   }
@@ -545,8 +548,8 @@ function drawCaption() {
     make("span", answer, "name"),
     ` ${percent(probability)}`,
   ]);
-  $("says").replaceChildren(make("b", current.name, "name"), ...answers);
-  $("answers")?.replaceChildren(...now.answers.map(([answer, probability]) => {
+  $("caption").replaceChildren(make("b", current.name, "name"), ...answers);
+  $("answers")?.replaceChildren(...current.answers.map(([answer, probability]) => {
     const [line, bar] = [make("li"), make("i")];
     bar.style.setProperty("--share", `${100 * probability}%`);
     line.append(make("span", answer, "name"), make("span", percent(probability), "num"), bar);
@@ -643,7 +646,7 @@ function listen() {
   toolbar($("images"), ({ image }) => show(Number(image)).catch(fail));
   selectPatchOnClick($("picture"));
   $("picture").addEventListener("keydown", (event) => {
-    const patch = now && cellAfterKey(event, state.patch, current.grid);
+    const patch = current && cellAfterKey(event, state.patch, current.grid);
     if (patch) change({ patch, query: "patch" });
   });
   document.addEventListener("keydown", onKey);
@@ -652,7 +655,7 @@ function listen() {
     [$("picture"), map].forEach(showValueOnHover);
     map.addEventListener("click", (event) => change({ read: cellAt(map, event, current.coarse) }));
     map.addEventListener("keydown", (event) => {
-      const read = now && cellAfterKey(event, state.read ?? [0, -1], current.coarse);
+      const read = current && cellAfterKey(event, state.read ?? [0, -1], current.coarse);
       if (read) change({ read });
     });
     map.addEventListener("blur", () => change({ read: null }));

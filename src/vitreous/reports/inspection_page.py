@@ -131,20 +131,20 @@ def _sections(page: InspectionPage) -> list[Section]:
 STAGE = """<div id="images" class="group" role="group" aria-label="Image"></div>
 <div class="look">
 <figure class="stage"><canvas id="picture" tabindex="0" role="application" aria-describedby="keys"></canvas>
-<figcaption><p id="says" aria-live="polite"></p>CAPTION</figcaption></figure>
+<figcaption><p id="caption" aria-live="polite"></p>CAPTION</figcaption></figure>
 SIDE</div>
 <p class="quiet" id="keys">HELP</p>
 """
 ATTENTION = (
     STAGE.replace(
         "CAPTION",
-        """<div class="knobs"><label>overlay <input id="strength" type="range" min="0" max="100" value="75"></label>
+        """<div class="controls"><label>overlay <input id="strength" type="range" min="0" max="100" value="75"></label>
 <label><input id="lift" type="checkbox"> brighten low values</label></div>""",
     )
     .replace(
         "SIDE",
         """<div class="side">
-<div class="told"><figure><canvas id="attention-map" tabindex="0" role="application"
+<div class="attention-values"><figure><canvas id="attention-map" tabindex="0" role="application"
 aria-label="Attention map. Arrow keys read its values."></canvas><div class="scale" id="attention-scale"></div></figure>
 <div><p id="reading" role="status"></p><p id="value" aria-live="polite"></p>
 <p class="quiet">Point at the map, tap it, or use the arrow keys to read a value.</p></div></div>
@@ -198,7 +198,7 @@ FEATURES = TOKENS.replace("Tokens of the last layer.", "Positions of the last fe
 )
 DEPTH = """<p class="lead">The final norm and the head applied after each block: probabilities of the final top classes
 by depth.</p>
-<div class="deep"><figure><figcaption id="depth-key"></figcaption><div id="depth"></div></figure>
+<div class="depth-layout"><figure><figcaption id="depth-key"></figcaption><div id="depth"></div></figure>
 <div class="scroll" tabindex="0" role="region" aria-label="Prediction by depth as a table">
 <table id="depth-table"></table></div></div>
 """
@@ -239,7 +239,7 @@ def _figures(figures: Sequence[PageFigure]) -> str:
         f'<img alt="{text(one.title)}: {text(one.text)}" src="{_data_url(one.png, "png")}"></figure>\n'
         for one in figures
     )
-    return f'<div class="drawings">{html}</div>' if html else ""
+    return f'<div class="figures">{html}</div>' if html else ""
 
 
 def _span(png: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Small real data sets, and real training runs."""
+"""Small data sets and training runs."""
 
 import json
 import os
@@ -24,7 +24,7 @@ TINY_RUN = (
 
 
 def draw_folder(root: Path, images: int = 24, side: int = 20) -> Path:
-    """Noisy colours in JPEG files, a folder for each class: easy to tell apart, and no two alike."""
+    """Write JPEG files of noisy colours, one folder per class: easy to classify, and no two equal."""
     random = np.random.default_rng(0)
     for label, colour in COLOURS.items():
         (root / label).mkdir(parents=True)
@@ -36,7 +36,7 @@ def draw_folder(root: Path, images: int = 24, side: int = 20) -> Path:
 
 
 def start(*arguments: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    """Start a command in a process of its own, which can be killed."""
+    """Start a command in its own process, which can be killed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     typed = [sys.executable, "-m", "vitreous", *map(str, arguments)]
     return subprocess.Popen(
@@ -45,14 +45,14 @@ def start(*arguments: object, cwd: Path, **options: Any) -> subprocess.Popen[str
 
 
 def complete(*arguments: object, cwd: Path) -> str:
-    """What a command prints that is run to its end, in this process."""
+    """Run a command in this process, and return what it prints."""
     result = command.vitreous(*arguments, cwd=cwd)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 def step_of(run: Path) -> int:
-    """How far a run has come, by its log."""
+    """Return the last step in the log of a run."""
     try:
         lines = (run / "metrics.jsonl").read_text().splitlines()
         return max((json.loads(line).get("step", 0) for line in lines if line.endswith("}")), default=0)
@@ -61,14 +61,14 @@ def step_of(run: Path) -> int:
 
 
 def wait_for(process: subprocess.Popen[str], run: Path, step: int) -> None:
-    """Until the run has come to a step."""
+    """Wait until the run reaches a step."""
     deadline = time.monotonic() + 120
     while step_of(run) < step and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
 def kill_at(process: subprocess.Popen[str], run: Path, step: int, number: int = signal.SIGKILL) -> tuple[str, str]:
-    """Send a signal once the run has come to a step; what it said."""
+    """Send a signal when the run reaches a step; return its stdout and stderr."""
     wait_for(process, run, step)
     process.send_signal(number)
     return process.communicate(timeout=120)

@@ -1,8 +1,8 @@
-"""End runs in every way there is, over and over, and compare their weights with those of a run that nobody touched.
+"""Interrupt and resume runs in all ways, repeatedly, and compare their weights with those of an uninterrupted run.
 
-`python tests/soak.py [--minutes 10] [--seed 0]`, or `make soak`. Each round trains one small model; it is killed, told
-to stop, hung up on, loses a decoding process or cannot write its files, at random moments, and is resumed until it
-ends. A round that ends with other bits than the untouched run stops the soak, and the run directory is kept.
+`python tests/soak.py [--minutes 10] [--seed 0]`, or `make soak`. Each round trains one small model. At
+random steps it is killed, gets a signal, loses a decoding process or cannot write its files, and it is resumed until it
+is complete. If the weights differ from those of the uninterrupted run, the soak test stops and keeps the directory.
 """
 
 import argparse
@@ -27,7 +27,7 @@ OPTIONS = (
     *("--duration", f"{STEPS}steps", "--workers", "2", "--cache", "never", "--save-minutes", "0.005"),
     *("--crop", "0.5", "--dropout", "0.1", "--mixup", "0.5", "--stochastic-depth", "0.2"),
 )
-MOST_ATTEMPTS = 60
+MAX_ATTEMPTS = 60
 Process = subprocess.Popen[str]
 
 
@@ -54,26 +54,26 @@ def kill_worker(process: Process) -> None:
 
 
 def nothing(process: Process) -> None:
-    """The disk does it."""
+    """Do nothing: the run itself fails, because its files cannot grow."""
 
 
 EVENTS: dict[str, Callable[[Process], None]] = {
     "killed": kill,
-    "terminated, with its group": terminate_group,
-    "hung up on, with its group": hang_up_group,
+    "SIGTERM to its group": terminate_group,
+    "SIGHUP to its group": hang_up_group,
     "interrupted": interrupt,
-    "a worker killed": kill_worker,
+    "worker killed": kill_worker,
     "disk full": nothing,
 }
 
 
 def full_disk() -> None:
-    """Files cannot grow beyond a size that no state fits into, as on a disk that is full."""
+    """Limit the file size below that of a state, so that writes fail as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 def attempt(arguments: tuple[object, ...], place: Path, event: str | None) -> int:
-    """Begin a run, or go on with it, and end it by the event at a random moment; its exit status."""
+    """Start or resume a run and interrupt it by the event at a random step; return its exit status."""
     options = {"preexec_fn": full_disk} if event == "disk full" else {}
     process = start(*arguments, cwd=place, start_new_session=True, **options)
     if event is not None:
@@ -87,23 +87,23 @@ def attempt(arguments: tuple[object, ...], place: Path, event: str | None) -> in
         _, error = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        raise SystemExit(f"{place}: a run that was {event} did not end in two minutes") from None
+        raise SystemExit(f"{place}: a run with event {event!r} did not end in two minutes") from None
     if "Traceback" in error:
-        raise SystemExit(f"{place}: a run that was {event} ended in a traceback:\n{error}")
+        raise SystemExit(f"{place}: a run with event {event!r} ended in a traceback:\n{error}")
     return process.returncode
 
 
 def one_round(data: Path, place: Path, counts: Counter[str]) -> None:
-    """A run that is ended until it has come to its end."""
-    for _ in range(MOST_ATTEMPTS):
+    """Interrupt and resume a run until it is complete."""
+    for _ in range(MAX_ATTEMPTS):
         event = random.choice([*EVENTS, *EVENTS, None])
         there = (place / "run" / "config.json").exists()
         arguments = ("train", "--resume", "run") if there else ("train", data, *OPTIONS, "--out", "run")
         attempt(arguments, place, event)
-        counts[event or "left alone"] += 1
+        counts[event or "not interrupted"] += 1
         if (place / "run" / "result.json").exists():
             return
-    raise SystemExit(f"{place}: not finished after {MOST_ATTEMPTS} attempts")
+    raise SystemExit(f"{place}: not finished after {MAX_ATTEMPTS} attempts")
 
 
 def main() -> None:
@@ -116,7 +116,7 @@ def main() -> None:
     data = draw_folder(root / "data")
     (root / "whole").mkdir()
     if attempt(("train", data, *OPTIONS, "--out", "run"), root / "whole", None):
-        raise SystemExit("the untouched run failed")
+        raise SystemExit("the uninterrupted run failed")
     names = ("best.safetensors", "last.safetensors")
     expected = {name: (root / "whole" / "run" / name).read_bytes() for name in names}
     counts: Counter[str] = Counter()
@@ -127,14 +127,15 @@ def main() -> None:
         one_round(data, place, counts)
         for name in names:
             if (place / "run" / name).read_bytes() != expected[name]:
-                raise SystemExit(f"{place}: {name} is not that of the untouched run")
+                raise SystemExit(f"{place}: {name} differs from that of the uninterrupted run")
         if left := list((place / "run").rglob(".*.tmp")):
-            raise SystemExit(f"{place}: left behind: {', '.join(map(str, left))}")
+            raise SystemExit(f"{place}: files left over: {', '.join(map(str, left))}")
         shutil.rmtree(place)
         rounds += 1
-        told = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        events = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         print(
-            f"{rounds} runs ended with the same bits ({told}); {max(0, ends - time.monotonic()):.0f} s left", flush=True
+            f"{rounds} runs ended with identical weights ({events}); {max(0, ends - time.monotonic()):.0f} s left",
+            flush=True,
         )
     shutil.rmtree(root)
 

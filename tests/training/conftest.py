@@ -1,4 +1,4 @@
-"""A folder of images, and the command, in this process and in one of its own."""
+"""Fixtures: a folder of images, and the command in this process or in a process of its own."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Two runs in one report: which can stand beside each other, and what is told of both."""
+"""`--compare-with`: which runs can be compared, and what the report shows of both."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def page(run: Path) -> str:
 
 
 def rows(run: Path) -> dict[str, list[str]]:
-    """The table of the comparison."""
+    """Return the rows of the comparison table."""
     table = page(run).partition('<table class="runs">')[2].partition("</table>")[0]
     lines = [line for line in table.partition("<tbody>")[2].split("<tr>") if line]
     cells = [[cell.split(">")[-1] for cell in line.split("</t") if ">" in cell][:3] for line in lines]

@@ -1,4 +1,4 @@
-"""What is chosen by the data: complete, buildable, with a reason; and never against what was asked for."""
+"""Settings chosen from the data: complete, valid, with true reasons, and never against the given settings."""
 
 import random
 import re
@@ -65,7 +65,7 @@ SETS = {
 }
 each_set = pytest.mark.parametrize("found", SETS.values(), ids=SETS)
 
-# What the rest of training reads without asking whether it is there.
+# Settings that training needs.
 NEEDED = {
     *(field.name for field in fields(Augmentation)),
     *("model", "image_size", "loss", "label_smoothing", "best_by", "optimiser", "lr", "weight_decay", "ema"),
@@ -79,7 +79,7 @@ def size_of(config: TrainConfig) -> tuple[int, int]:
 
 
 def built(config: TrainConfig, found: Facts) -> Any:
-    """The model, without its memory; and what it says to a batch."""
+    """Build the model without memory, and run a batch through it."""
     settings = make_model_config(config, found)
     with torch.device("meta"):
         model = build_model(settings)
@@ -112,7 +112,7 @@ def test_chosen_model_can_be_built(found: Facts) -> None:
     rows, columns = settings.grid
     if found.side >= 2:
         assert rows * columns >= 4
-    assert rows * columns <= 400  # what a small machine can train on
+    assert rows * columns <= 400  # few enough for a small machine
     assert config.schedule.batch_size <= max(found.images, 1)
 
 
@@ -125,12 +125,12 @@ def test_small_images_are_not_downscaled(name: str) -> None:
 
 @each_set
 def test_evaluation_preprocessing_matches_training(found: Facts) -> None:
-    """The whole image where training squashes it; or else its middle, without black edges."""
+    """The whole image if training does not crop, otherwise its centre, without black edges."""
     config, _ = choose_defaults(TrainConfig(), found)
     shown = evaluation_preprocessing(config, found)
     assert shown.size == size_of(config)
     assert len(shown.mean) == len(shown.std) == found.channels
-    square = shown.size[0] == shown.size[1]  # the short side of a rectangle does not tell what it would cut off
+    square = shown.size[0] == shown.size[1]  # rectangles are resized without a crop
     assert (shown.resize is None) == (config.augmentation.crop == 1 or not square)
     height, width = found.shape or (found.side, 2 * found.side)
     white = Image.new("L" if found.channels == 1 else "RGB", (min(width, 400), min(height, 400)), "white")
@@ -147,9 +147,9 @@ def test_rectangular_inputs_have_no_black_edges(crop: float, size: Any, shape: t
     assert (shown.pixels(Image.new("RGB", shape[::-1], "white")) == 255).all()
 
 
-# ---------------------------------------------------------------- what was asked for
+# ---------------------------------------------------------------- given settings
 
-WISHES: list[dict[str, Any]] = [
+GIVEN_SETTINGS: list[dict[str, Any]] = [
     {"model": "S/16"},
     {"model": "S/16", "image_size": 96},
     {"model": "B/32"},
@@ -191,29 +191,29 @@ WISHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar", "photos"])
-@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: "-".join(f"{k}={v}" for k, v in wish.items()))
-def test_given_settings_are_kept(wish: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("given", GIVEN_SETTINGS, ids=lambda given: "-".join(f"{k}={v}" for k, v in given.items()))
+def test_given_settings_are_kept(given: dict[str, Any], name: str) -> None:
     found = SETS[name]
-    config, choices = choose_defaults(TrainConfig().with_(**wish), found)
-    assert {field: config.flat()[field] for field in wish} == wish
-    assert not {choice.field for choice in choices} & set(wish)
+    config, choices = choose_defaults(TrainConfig().with_(**given), found)
+    assert {field: config.flat()[field] for field in given} == given
+    assert not {choice.field for choice in choices} & set(given)
     assert not [field for field in NEEDED if config.flat()[field] is None]
     model = built(config, found)
     for field in ("width", "depth", "heads", "pool", "patch_size", "position", "registers", "mlp_dim"):
-        if field in wish:
-            assert getattr(model.config, field) in (wish[field], (wish[field],) * 2)
+        if field in given:
+            assert getattr(model.config, field) in (given[field], (given[field],) * 2)
     shown = evaluation_preprocessing(config, found)
     assert shown.size == size_of(config)
-    square = shown.size[0] == shown.size[1]  # the short side of a rectangle does not tell what it would cut off
+    square = shown.size[0] == shown.size[1]  # rectangles are resized without a crop
     assert (shown.resize is None) == (config.augmentation.crop == 1 or not square)
 
 
-def chosen(wish: dict[str, Any], name: str) -> dict[str, Any]:
-    return choose_defaults(TrainConfig().with_(**wish), SETS[name])[0].flat()
+def chosen(given: dict[str, Any], name: str) -> dict[str, Any]:
+    return choose_defaults(TrainConfig().with_(**given), SETS[name])[0].flat()
 
 
 def test_named_model_keeps_its_architecture() -> None:
-    """Small data makes an unnamed model small, and leaves a named one as it is."""
+    """A small data set makes the default model smaller, but not a named model."""
     settings = make_model_config(choose_defaults(TrainConfig().with_(model="S/16"), SETS["digits"])[0], SETS["digits"])
     assert (settings.width, settings.depth, settings.heads, settings.patch_size) == (384, 12, 6, (16, 16))
     assert settings.grid[0] * settings.grid[1] >= 4
@@ -234,10 +234,10 @@ def test_letters_are_not_flipped_and_photographs_are() -> None:
 
 
 def test_vit_settings_for_a_resnet_are_an_error() -> None:
-    """Refused, not forgotten."""
-    for wish in ({"pool": "map"}, {"registers": 2}, {"dropout": 0.3}, {"depth": 3}, {"stochastic_depth": 0.1}):
-        config, _ = choose_defaults(TrainConfig().with_(model="BiT-R50x1", **wish), SETS["cifar"])
-        with pytest.raises(VitreousError, match=next(iter(wish))):
+    """It is an error, and not ignored."""
+    for given in ({"pool": "map"}, {"registers": 2}, {"dropout": 0.3}, {"depth": 3}, {"stochastic_depth": 0.1}):
+        config, _ = choose_defaults(TrainConfig().with_(model="BiT-R50x1", **given), SETS["cifar"])
+        with pytest.raises(VitreousError, match=next(iter(given))):
             make_model_config(config, SETS["cifar"])
 
 
@@ -246,7 +246,7 @@ def test_unknown_model_is_an_error() -> None:
         choose_defaults(TrainConfig().with_(model="Q/16"), SETS["cifar"])
 
 
-# ---------------------------------------------------------------- the reasons
+# ---------------------------------------------------------------- reasons
 
 GIVEN: list[dict[str, Any]] = [
     {},
@@ -265,22 +265,22 @@ GIVEN: list[dict[str, Any]] = [
 ]
 MINI = InitialWeights("vitreous-mini", ViTConfig(image_size=96, patch_size=16), default_preprocessing(96, 3), "")
 EVERY = [
-    (Facts(images, 10, channels, side, None, several, start), wish)
+    (Facts(images, 10, channels, side, None, several, start), given)
     for images in (2, 700, 4_999, 5_000, 30_000, 300_000, 3_000_000)
     for side in (8, 12, 28, 100, 300)
     for channels in (1, 3)
     for several in (False, True)
     for start in (None, MINI)
-    for wish in GIVEN
-    if start is None or not {"model", "width"} & wish.keys()
+    for given in GIVEN
+    if start is None or not {"model", "width"} & given.keys()
 ]
-GRID = random.Random(0).sample(EVERY, 150)  # all of them take a minute
+GRID = random.Random(0).sample(EVERY, 150)  # all combinations would take a minute
 SWITCHES = ("stochastic_depth", "dropout", "shift", "flip", "randaugment", "three_augment", "jitter", "erase", "mixup")
 SWITCHES = (*SWITCHES, "cutmix", "label_smoothing", "magnitude")
 
 
 def untrue(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[str]:
-    """What a reason says that does not hold."""
+    """Yield the claims of a reason that are false."""
     why, flat = choice.why, config.flat()
     off = choice.value == 1 if choice.field in ("crop", "aspect") else not choice.value
     if choice.field in (*SWITCHES, "crop", "aspect") and off != bool(re.match("off|not used|RandAugment is off", why)):
@@ -316,7 +316,7 @@ def untrue(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[str]:
 
 
 def wrong_sums(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[str]:
-    """Numbers in a reason, beside those of the model and the run."""
+    """Yield the numbers of a reason that differ from those of the model and the run."""
     model = make_model_config(config, found)
     sums = {}
     if isinstance(model, ViTConfig):
@@ -337,8 +337,8 @@ def wrong_sums(choice: Choice, config: TrainConfig, found: Facts) -> Iterator[st
 
 def test_reasons_are_true() -> None:
     wrong = set()
-    for found, wish in GRID:
-        config, choices = choose_defaults(TrainConfig().with_(**wish), found)
+    for found, given in GRID:
+        config, choices = choose_defaults(TrainConfig().with_(**given), found)
         for choice in choices:
             wrong |= {
                 f"{choice.field} {choice.value}: {choice.why} ({claim})" for claim in untrue(choice, config, found)
@@ -347,15 +347,16 @@ def test_reasons_are_true() -> None:
 
 
 def test_help_lists_all_chosen_settings() -> None:
-    chosen = {choice.field for found, wish in GRID for choice in choose_defaults(TrainConfig().with_(**wish), found)[1]}
-    assert chosen - {"lr_candidates"} == CHOSEN_FROM_DATA  # those are chosen by the paper's rules alone
+    results = (choose_defaults(TrainConfig().with_(**given), found) for found, given in GRID)
+    chosen = {choice.field for _, choices in results for choice in choices}
+    assert chosen - {"lr_candidates"} == CHOSEN_FROM_DATA  # only chosen with rules=paper
 
 
-# ---------------------------------------------------------------- the facts
+# ---------------------------------------------------------------- facts about the data
 
 
 class Pictures(Source):
-    """Images of given sizes (height, width); None: one that cannot be read."""
+    """Images of given sizes (height, width); None: unreadable."""
 
     def __init__(self, sizes: list[tuple[int, int] | None]):
         self.sizes, self.labels = sizes, torch.arange(len(sizes)) % 2
@@ -397,9 +398,9 @@ def test_error_if_no_image_can_be_read() -> None:
 
 
 def test_plan_for_one_image_per_class() -> None:
-    """The smallest data set there is."""
+    """The smallest possible data set."""
     source = ArraySource(np.zeros((2, 9, 9, 1), np.uint8), torch.tensor([0, 1]), "two")
-    made = make_plan(DataSet("two", ("a", "b"), 1, source), TrainConfig().with_(device="cpu"), World())
-    assert made.batch_size == 2
-    assert made.steps == 100
-    assert made.size in (made.model.image_size, (made.model.image_size,) * 2)
+    plan = make_plan(DataSet("two", ("a", "b"), 1, source), TrainConfig().with_(device="cpu"), World())
+    assert plan.batch_size == 2
+    assert plan.steps == 100
+    assert plan.size in (plan.model.image_size, (plan.model.image_size,) * 2)

@@ -1,4 +1,4 @@
-"""Durations in words, beside sums done by hand."""
+"""Durations as text, compared with numbers computed by hand."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from vitreous.training.durations import duration_steps, run_length
 
 @pytest.mark.parametrize(
     ("duration", "expected"),
-    [  # 1,000 images in batches of 50: 20 steps an epoch; 2,000 steps in all
+    [  # 1,000 images in batches of 50: 20 steps per epoch; 2,000 steps in total
         ("30 epochs", 600),
         ("30epochs", 600),
         ("30 EP", 600),
@@ -47,7 +47,7 @@ from vitreous.training.durations import duration_steps, run_length
         ("0%", 0),
         ("0 steps", 0),
         (0, 0),
-        ("1 example", 1),  # nearest would be 0
+        ("1 example", 1),  # rounding would give 0
         ("1e-9 epochs", 1),
         ("0.001%", 1),
         ("1e300 examples", None),
@@ -146,7 +146,7 @@ def test_durations_and_schedules_do_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-# ---------------------------------------------------------------- shown with their unit
+# ---------------------------------------------------------------- stored with their unit
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_durations_and_schedules_do_not_import_torch() -> None:
         ("500 steps", "500 steps"),
         ("1e6 examples", "1e6 examples"),
         ("2k steps", "2k steps"),
-        ("forever", "forever"),  # refused when it is used, by its name
+        ("forever", "forever"),  # an error when it is used
     ],
 )
 @pytest.mark.parametrize("field", ["duration", "warmup", "cooldown", "evaluate_every", "candidate_duration"])

@@ -1,4 +1,4 @@
-"""The mean of the weights, beside one that is kept in float64 by hand."""
+"""EMA of the weights, compared with an average in float64."""
 
 from typing import Any
 
@@ -49,9 +49,9 @@ def test_applied_restores_the_weights_exactly() -> None:
     wander(model)
     raw, storage = bits(model), [p.data_ptr() for p in model.parameters()]
     with ema.applied():
-        assert torch.equal(model(x), first)  # not updated yet: the mean is where the model was
+        assert torch.equal(model(x), first)  # not updated yet: the average equals the old weights
     assert all(torch.equal(p, raw[name]) for name, p in bits(model).items())
-    assert [p.data_ptr() for p in model.parameters()] == storage  # optimisers and compiled graphs hold on to it
+    assert [p.data_ptr() for p in model.parameters()] == storage  # optimisers and compiled graphs refer to it
 
     def fail() -> None:
         with ema.applied(), torch.inference_mode():
@@ -122,4 +122,4 @@ def test_state_of_another_model_is_an_error() -> None:
         ema.load_state_dict({"bias": before + 1, "weight": torch.zeros(3, 2)})
     with pytest.raises(VitreousError, match="float64"):
         ema.load_state_dict({"bias": before + 1, "weight": torch.zeros(2, 2).double()})
-    assert torch.equal(ema.shadow["bias"], before)  # refused whole
+    assert torch.equal(ema.shadow["bias"], before)  # nothing was copied

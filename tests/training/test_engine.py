@@ -1,4 +1,4 @@
-"""One step: the same whether in one pass or several, by one process or two, with much memory or little."""
+"""One training step: the same result in one pass or several, in one process or two, and after out of memory."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from vitreous.training.plan import make_plan
 from vitreous.training.trainer import build_engine
 from vitreous.utils.progress import ProgressReporter
 
-# Whatever is drawn at random, all of it.
+# All augmentation and dropout with random draws.
 EVERYTHING: dict[str, Any] = {
     **{"dropout": 0.1, "stochastic_depth": 0.3, "mixup": 0.5, "cutmix": 1.0, "randaugment": 2, "erase": 0.3},
     **{"crop": 0.5, "flip": True, "shift": 0.1, "jitter": 0.3, "three_augment": True, "label_smoothing": 0.1},
@@ -37,23 +37,23 @@ EVERYTHING: dict[str, Any] = {
 SGD: dict[str, Any] = {"optimiser": "sgd", "lr": 0.1, "clip": None, "ema": 0.0}
 
 
-def begun(world: World | None = None, several: bool = False, **changes: Any) -> tuple[Engine, RunLoaders]:
-    """A run of random images and weights, before its first step."""
+def new_engine(world: World | None = None, several: bool = False, **changes: Any) -> tuple[Engine, RunLoaders]:
+    """Return engine and loaders of a run on random images, with random weights, before its first step."""
     world = world or World()
     images = np.random.default_rng(0).integers(0, 256, (200, 18, 18, 3), dtype=np.uint8)
     labels = torch.arange(200) % 5
     source = ArraySource(images, labels[:, None] >= torch.arange(5) if several else labels, "noise")
     data = DataSet("noise", ("a", "b", "c", "d", "e"), 3, source)
-    wishes = config(Path(), **{**EVERYTHING, **SGD, "batch_size": 128, "evaluate_every": None, "depth": 3, **changes})
-    made = make_plan(data, wishes, world)
-    fed = build_loaders(data, made, world, ProgressReporter(quiet=True))
-    engine = build_engine(data, made, fed)
-    draw(engine.model).train()  # the head starts at zero, and would hide the rest
-    return engine, fed
+    settings = config(Path(), **{**EVERYTHING, **SGD, "batch_size": 128, "evaluate_every": None, "depth": 3, **changes})
+    plan = make_plan(data, settings, world)
+    loaders = build_loaders(data, plan, world, ProgressReporter(quiet=True))
+    engine = build_engine(data, plan, loaders)
+    draw(engine.model).train()  # a head of zeros would have no gradients below it
+    return engine, loaders
 
 
 class Watching(World):
-    """One process that keeps the gradients which it would share."""
+    """A world of one process that stores the gradients passed to all_reduce."""
 
     seen: list[Tensor]
 
@@ -61,16 +61,16 @@ class Watching(World):
         object.__setattr__(self, "seen", [tensor.clone() for tensor in tensors])
 
 
-def gradients(engine: Engine, fed: RunLoaders) -> tuple[list[Tensor], StepResult]:
+def gradients(engine: Engine, loaders: RunLoaders) -> tuple[list[Tensor], StepResult]:
     world = Watching()
-    batch = next(fed.train.batches(0, 1))
-    stepped = engine.step(batch, 0, fed.train.batch_size, world)
+    batch = next(loaders.train.batches(0, 1))
+    stepped = engine.step(batch, 0, loaders.train.batch_size, world)
     assert len(world.seen) == len(list(engine.model.parameters()))
     return world.seen, stepped
 
 
 def close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """To rounding: each by its own scale."""
+    """Equal up to rounding, relative to the largest value of each tensor."""
     return len(ours) == len(theirs) and all(
         (a - b).abs().max() <= 2e-5 * b.abs().max() + 1e-8 for a, b in zip(ours, theirs, strict=True)
     )
@@ -79,15 +79,15 @@ def close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 @pytest.fixture(scope="module")
 def whole() -> tuple[list[Tensor], StepResult]:
     """128 images in one pass."""
-    return gradients(*begun())
+    return gradients(*new_engine())
 
 
-# ---------------------------------------------------------------- several passes
+# ---------------------------------------------------------------- gradient accumulation
 
 
 @pytest.mark.parametrize("micro_batch", [32, 50, 2])
 def test_accumulated_gradients_equal_those_of_one_pass(whole: Any, micro_batch: int) -> None:
-    found, stepped = gradients(*begun(micro_batch=micro_batch))
+    found, stepped = gradients(*new_engine(micro_batch=micro_batch))
     assert close(found, whole[0])
     assert all(gradient.abs().max() > 0 for gradient in found)
     assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
@@ -96,16 +96,16 @@ def test_accumulated_gradients_equal_those_of_one_pass(whole: Any, micro_batch: 
 
 
 def test_gradients_depend_on_random_draws(whole: Any) -> None:
-    """Or the test above would prove nothing."""
-    assert not close(gradients(*begun(seed=1))[0], whole[0])
+    """Otherwise the test above could not fail."""
+    assert not close(gradients(*new_engine(seed=1))[0], whole[0])
     for name in ("dropout", "stochastic_depth", "mixup", "cutmix"):
-        assert not close(gradients(*begun(**{name: 0.0}))[0], whole[0])
+        assert not close(gradients(*new_engine(**{name: 0.0}))[0], whole[0])
 
 
 def test_gradients_are_reset_between_steps() -> None:
-    """What one step leaves behind does not show in the next."""
-    engine, fed = begun(lr=1e-30, weight_decay=0.0, momentum=0.0, micro_batch=32)
-    batch = next(fed.train.batches(0, 1))
+    """The gradients of one step are not added to those of the next."""
+    engine, loaders = new_engine(lr=1e-30, weight_decay=0.0, momentum=0.0, micro_batch=32)
+    batch = next(loaders.train.batches(0, 1))
     worlds = Watching(), Watching()
     for number, world in enumerate(worlds):
         engine.step(batch, number, 128, world)
@@ -113,14 +113,14 @@ def test_gradients_are_reset_between_steps() -> None:
 
 
 def test_gradients_of_the_mean_loss() -> None:
-    """Against autograd on the whole batch by hand, where nothing is drawn."""
+    """Compared with autograd on the whole batch, without augmentation."""
     drawn = ("dropout", "stochastic_depth", "mixup", "cutmix", "erase", "shift", "jitter", "label_smoothing")
     still = dict.fromkeys(drawn, 0.0)
-    engine, fed = begun(**still, randaugment=0, three_augment=False, crop=1.0, flip=False, micro_batch=30)
-    batch = next(fed.train.batches(0, 1))
-    model, source = engine.model, fed.train.source
+    engine, loaders = new_engine(**still, randaugment=0, three_augment=False, crop=1.0, flip=False, micro_batch=30)
+    batch = next(loaders.train.batches(0, 1))
+    model, source = engine.model, loaders.train.source
     preprocessing = model.preprocessing
-    order = fed.train.sampler.indices(0, 128)
+    order = loaders.train.sampler.indices(0, 128)
     pixels = torch.stack([preprocessing(source.image(int(index))) for index in order])
     loss = nn.functional.cross_entropy(model(pixels), source.labels[order])
     wanted = torch.autograd.grad(loss, list(model.parameters()))
@@ -132,16 +132,16 @@ def test_gradients_of_the_mean_loss() -> None:
 
 def test_accumulation_with_several_labels() -> None:
     changes = {"several": True, "mixup": 0.0, "cutmix": 0.0}
-    one, stepped = gradients(*begun(**changes))
-    assert close(gradients(*begun(**changes, micro_batch=30))[0], one)
+    one, stepped = gradients(*new_engine(**changes))
+    assert close(gradients(*new_engine(**changes, micro_batch=30))[0], one)
     assert stepped.right == 0
 
 
-# ---------------------------------------------------------------- little memory
+# ---------------------------------------------------------------- out of memory
 
 
 class Narrow(nn.Module):
-    """A model on a device that has no room for more than so many images, or that fails once."""
+    """A model that runs out of memory for more than `most` images, or in call number `fails_at`."""
 
     def __init__(self, model: nn.Module, most: int = 10**9, fails_at: int = 0):
         super().__init__()
@@ -156,9 +156,9 @@ class Narrow(nn.Module):
 
 @pytest.mark.parametrize(("most", "reached"), [(100, 64), (63, 32), (5, 4), (2, 2)])
 def test_micro_batch_is_halved_until_it_fits(whole: Any, most: int, reached: int) -> None:
-    engine, fed = begun()
+    engine, loaders = new_engine()
     engine.forward = Narrow(engine.model, most)
-    found, stepped = gradients(engine, fed)
+    found, stepped = gradients(engine, loaders)
     assert engine.micro_batch == reached
     assert close(found, whole[0])
     assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
@@ -168,45 +168,45 @@ def test_micro_batch_is_halved_until_it_fits(whole: Any, most: int, reached: int
 
 
 def test_step_is_repeated_after_out_of_memory(whole: Any) -> None:
-    engine, fed = begun(micro_batch=32)
+    engine, loaders = new_engine(micro_batch=32)
     engine.forward = Narrow(engine.model, fails_at=3)
-    found, stepped = gradients(engine, fed)
+    found, stepped = gradients(engine, loaders)
     assert engine.micro_batch == 16
     assert close(found, whole[0])
     assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
 
 
 def test_halved_micro_batch_is_even_with_mixup(whole: Any) -> None:
-    engine, fed = begun(micro_batch=50)
+    engine, loaders = new_engine(micro_batch=50)
     engine.forward = Narrow(engine.model, most=30)
-    assert close(gradients(engine, fed)[0], whole[0])
+    assert close(gradients(engine, loaders)[0], whole[0])
     assert engine.micro_batch % 2 == 0
 
 
 @pytest.mark.parametrize(("changes", "least"), [({}, 2), ({"mixup": 0.0, "cutmix": 0.0}, 1)])
 def test_out_of_memory_with_the_smallest_micro_batch(changes: dict[str, float], least: int) -> None:
-    engine, fed = begun(**changes)
+    engine, loaders = new_engine(**changes)
     engine.forward = Narrow(engine.model, most=0)
     with pytest.raises(VitreousError, match=f"out of memory on cpu with {least} images at a time"):
-        gradients(engine, fed)
+        gradients(engine, loaders)
 
 
 def test_other_errors_are_raised() -> None:
-    engine, fed = begun()
+    engine, loaders = new_engine()
 
     def broken(images: Tensor) -> Tensor:
         raise RuntimeError("something else")
 
     engine.forward = engine.plain = broken
     with pytest.raises(RuntimeError, match="something else"):
-        gradients(engine, fed)
+        gradients(engine, loaders)
 
 
-# ---------------------------------------------------------------- a fast way that fails
+# ---------------------------------------------------------------- failing kernels
 
 
 class Breaking(torch.autograd.Function):
-    """Its backward fails, the way a kernel would."""
+    """The identity, with a backward that raises an error, as a kernel may."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, error: Exception) -> Tensor:
@@ -219,7 +219,7 @@ class Breaking(torch.autograd.Function):
 
 
 def breaking(engine: Engine, error: Exception, fails_at: int = 1) -> Any:
-    """The model by another way, whose backward fails once the head has got its gradient."""
+    """Return a forward function whose backward fails after the head has its gradient."""
     calls = iter(range(1, 1000))
 
     def forward(images: Tensor) -> Tensor:
@@ -232,30 +232,30 @@ def breaking(engine: Engine, error: Exception, fails_at: int = 1) -> Any:
 
 @pytest.mark.parametrize(("micro_batch", "fails_at"), [(128, 1), (32, 3)])
 def test_failed_backward_is_repeated_by_the_plain_model(whole: Any, micro_batch: int, fails_at: int) -> None:
-    engine, fed = begun(micro_batch=micro_batch)
+    engine, loaders = new_engine(micro_batch=micro_batch)
     engine.forward = breaking(engine, RuntimeError("no kernel image\nis available"), fails_at)
     engine.path = "fused kernels"
-    found, stepped = gradients(engine, fed)
+    found, stepped = gradients(engine, loaders)
     assert close(found, whole[0])
     assert torch.allclose(stepped.loss, whole[1].loss, rtol=1e-5)
     assert torch.equal(stepped.right, whole[1].right)
     assert engine.notes == ["the fused kernels failed (no kernel image): continuing without, which is slower"]
     assert engine.path == "plain; the fused kernels failed: no kernel image"
     assert engine.forward is engine.plain
-    gradients(engine, fed)
+    gradients(engine, loaders)
     assert len(engine.notes) == 1
 
 
 def test_error_if_the_plain_model_fails_too() -> None:
-    engine, fed = begun()
+    engine, loaders = new_engine()
     engine.forward, engine.plain = (breaking(engine, RuntimeError(text)) for text in ("first", "second"))
     with pytest.raises(RuntimeError, match="second"):
-        gradients(engine, fed)
+        gradients(engine, loaders)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch, while it compiles
 def test_plain_model_is_not_compiled_in_backward(monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
-    """Activation checkpointing calls the blocks there once more."""
+    """Activation checkpointing calls the blocks again in backward."""
 
     def no_backend(graph: Any, inputs: Any) -> Any:
         raise RuntimeError("no compiler")
@@ -263,63 +263,63 @@ def test_plain_model_is_not_compiled_in_backward(monkeypatch: pytest.MonkeyPatch
     def compile_(module: Any, dynamic: bool) -> None:
         module._compiled_call_impl = torch.compile(module._call_impl, backend=no_backend, dynamic=dynamic)
 
-    torch._dynamo.reset()  # after many other models torch would not compile another
+    torch._dynamo.reset()  # torch limits the number of compiled versions
     monkeypatch.setattr(nn.Module, "compile", compile_)
-    engine, fed = begun()
+    engine, loaders = new_engine()
     engine.only_normalises = engine.model.checkpoint_activations = True
     engine.compile()
-    assert close(gradients(engine, fed)[0], whole[0])
+    assert close(gradients(engine, loaders)[0], whole[0])
     assert len(engine.notes) == 1
     assert engine.notes[0].startswith("the model could not be compiled (")
     assert engine.path.startswith("plain; the model could not be compiled: ")
 
 
 def test_out_of_memory_in_backward(whole: Any) -> None:
-    engine, fed = begun()
+    engine, loaders = new_engine()
     engine.forward = breaking(engine, torch.OutOfMemoryError("not enough of it"))
-    found, _ = gradients(engine, fed)
+    found, _ = gradients(engine, loaders)
     assert engine.micro_batch == 64
     assert engine.forward is not engine.plain
     assert close(found, whole[0])
     assert all("out of memory" in note for note in engine.notes)
 
 
-# ---------------------------------------------------------------- what a step leaves behind
+# ---------------------------------------------------------------- after a step
 
 
 def test_dropout_keys_are_removed_after_a_step() -> None:
-    engine, fed = begun()
-    gradients(engine, fed)
+    engine, loaders = new_engine()
+    gradients(engine, loaders)
     assert engine.model(torch.randn(1, 3, 16, 16)).shape == (1, 5)
     engine.forward = engine.plain = breaking(engine, RuntimeError("something else"))
     with pytest.raises(RuntimeError, match="something else"):
-        gradients(engine, fed)
+        gradients(engine, loaders)
     assert engine.model(torch.randn(1, 3, 16, 16)).shape == (1, 5)
 
 
 def test_gradients_of_an_empty_batch_are_zero() -> None:
-    engine, fed = begun()
-    gradients(engine, fed)
-    batch = next(fed.train.batches(0, 1))
+    engine, loaders = new_engine()
+    gradients(engine, loaders)
+    batch = next(loaders.train.batches(0, 1))
     world = Watching()
     engine.step(type(batch)(batch.rows[:0], batch.keys[:0], batch.labels[:0]), 1, 128, world)
     assert len(world.seen) == len(list(engine.model.parameters()))
     assert not any(gradient.any() for gradient in world.seen)
 
 
-# ---------------------------------------------------------------- models that were changed
+# ---------------------------------------------------------------- modified models
 
 
 def test_model_with_hooks_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, fed = begun()
+    engine, loaders = new_engine()
     engine.model.blocks[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-    expected = gradients(engine, fed)[0]
-    engine, fed = begun()
+    expected = gradients(engine, loaders)[0]
+    engine, loaders = new_engine()
     engine.model.blocks[0].register_forward_hook(lambda module, inputs, output: 2 * output)
     engine.only_normalises = True  # so that augmentation is not compiled either
     engine.compile()
     assert engine.path == "plain; not compiled: blocks.0 has hooks"
-    assert close(gradients(engine, fed)[0], expected)
+    assert close(gradients(engine, loaders)[0], expected)
 
 
 def swapped(model: Any) -> None:
@@ -334,25 +334,25 @@ def own_forward(model: Any) -> None:
     "change", [lambda model: model.blocks[0].register_forward_hook(lambda *a: None), swapped, own_forward]
 )
 def test_changing_a_compiled_model_is_an_error(change: Any) -> None:
-    """Compiled blocks, fused kernels and recorded passes would go on without noticing."""
-    engine, fed = begun()
+    """Compiled blocks, fused kernels and captured passes would ignore the change."""
+    engine, loaders = new_engine()
     engine.only_normalises = True
     engine.compile()
     assert engine.path.startswith("compiled")
     change(engine.model)
     with pytest.raises(VitreousError, match="changed after it was compiled"):
-        gradients(engine, fed)
+        gradients(engine, loaders)
 
 
 def test_find_unknown_code() -> None:
-    model: Any = begun()[0].model
+    model: Any = new_engine()[0].model
     assert find_unknown_code(model) is None
     add_adapters_(model, Finetuning(lora=2))
     assert find_unknown_code(model) is None
     handle = model.head.weight.register_hook(lambda gradient: gradient)
     assert find_unknown_code(model) == "head.weight has hooks"
     handle.remove()
-    vars(model.blocks[0])["mlp"] = torch.zeros_like  # torch's compiler would take the module of that name
+    vars(model.blocks[0])["mlp"] = torch.zeros_like  # torch's compiler would use the registered module instead
     assert find_unknown_code(model) == "blocks.0.mlp is replaced on the instance"
     model.blocks[0] = Narrow(model.blocks[0])
     assert find_unknown_code(model) == "blocks.0 is of type Narrow"
@@ -364,10 +364,10 @@ STEPS = 3
 
 
 def updated(world: World, **changes: Any) -> dict[str, Tensor]:
-    """The weights after some steps, clipped and averaged as in a run."""
-    engine, fed = begun(world, **{"batch_size": 64, "clip": 1.0, "ema": 0.9, **changes})
+    """Return the weights after some steps with clipping and EMA."""
+    engine, loaders = new_engine(world, **{"batch_size": 64, "clip": 1.0, "ema": 0.9, **changes})
     losses = torch.zeros(())
-    for number, batch in enumerate(fed.train.batches(0, STEPS)):
+    for number, batch in enumerate(loaders.train.batches(0, STEPS)):
         stepped = engine.step(batch, number, 64, world)
         world.all_reduce([stepped.loss])
         losses = losses + stepped.loss
@@ -386,7 +386,7 @@ def one_of_two(rank: int, place: str) -> None:
         [
             torch.arange(rows) + 100 * rank,
             torch.full((rows, 2), float(rank)),
-            torch.ones(rank, 3, dtype=torch.bool),  # nothing, and one row
+            torch.ones(rank, 3, dtype=torch.bool),  # no row, and one row
             torch.empty(0, 2),
         ]
     )
@@ -397,7 +397,7 @@ def one_of_two(rank: int, place: str) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two processes found out together."""
+    """The results of two processes that train together."""
     place = tmp_path_factory.mktemp("pair")
     spawn(one_of_two, (str(place),), nprocs=2)
     return [torch.load(place / f"{rank}.pt") for rank in range(2)]
@@ -406,21 +406,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["weights", "odd"])
 def test_two_processes_train_like_one(pair: list[dict[str, Any]], name: str) -> None:
     alone = updated(World())
-    before = begun()[0].model.state_dict()
+    before = new_engine()[0].model.state_dict()
     first, second = (found[name] for found in pair)
     assert first.keys() == second.keys() == alone.keys()
     for key, tensor in alone.items():
-        assert torch.equal(first[key], second[key]), key  # to the bit, or they would drift apart
+        assert torch.equal(first[key], second[key]), key  # identical, otherwise the processes would diverge
         assert torch.allclose(first[key], tensor, rtol=1e-4, atol=1e-6), key
         if key in before:
             assert not torch.equal(tensor, before[key]), key
 
 
 def test_mixup_needs_an_even_batch_per_process() -> None:
-    """33 images each: one of a pair would be here and one there, and the step another than that of one process."""
+    """With 33 images per process, a pair of mixup would be split between the processes."""
     with pytest.raises(VitreousError, match="batch_size = 66"):
-        begun(World(0, 2), batch_size=66)
-    begun(World(0, 2), batch_size=66, mixup=0.0, cutmix=0.0)
+        new_engine(World(0, 2), batch_size=66)
+    new_engine(World(0, 2), batch_size=66, mixup=0.0, cutmix=0.0)
 
 
 def test_all_gather_of_different_numbers_of_rows(pair: list[dict[str, Any]]) -> None:
@@ -455,8 +455,8 @@ from pathlib import Path
 from runs import config
 from vitreous import train
 for name in ("yes", "no"):
-    wishes = {"depth": 1, "duration": "2 steps", "evaluate_every": "2 steps", "mixup": 0.5, "cutmix": 1.0, "crop": 1.0}
-    train(sys.argv[1], config(Path(name), **wishes, workers=0, compile=name))
+    changes = {"depth": 1, "duration": "2 steps", "evaluate_every": "2 steps", "mixup": 0.5, "cutmix": 1.0, "crop": 1.0}
+    train(sys.argv[1], config(Path(name), **changes, workers=0, compile=name))
 """
 
 

@@ -1,4 +1,4 @@
-"""What a run says of its result: on which images, how sure, and how the weights were selected."""
+"""The result of a run: on which images, with which interval, and how the weights were selected."""
 
 import json
 import re
@@ -21,12 +21,12 @@ from vitreous.evaluation.training_images import FILE, SeenImages
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Enough for a test split."""
+    """Enough images for a test split."""
     return draw_folder(tmp_path_factory.mktemp("data") / "photos", images=40)
 
 
 def right(model: Any, source: Any) -> float:
-    """The share of right answers, image by image."""
+    """Return the accuracy, computed image by image."""
     answers = [model(model.preprocessing(source.image(i))[None]).argmax().item() for i in range(len(source))]
     return sum(a == b for a, b in zip(answers, source.labels.tolist(), strict=True)) / len(source)
 
@@ -50,7 +50,7 @@ def test_best_weights_are_evaluated_on_the_test_split(photos: Path, tmp_path: Pa
 
 
 def test_without_a_test_split_the_last_weights_are_evaluated(photos: Path, tmp_path: Path) -> None:
-    """The result is that of the last weights, which the validation images did not select."""
+    """The last weights were not selected with the validation images."""
     changes = {"duration": "6 steps", "evaluate_every": "1 steps", "lr": 3e-2, "ema": 0.0, "test_fraction": 0.0}
     outcome = train(photos, config(tmp_path / "run", **changes), quiet=True)
     data = open_data(photos, config(tmp_path, test_fraction=0.0).reading)
@@ -99,7 +99,7 @@ def test_run_stores_image_digests(photos: Path, tmp_path: Path) -> None:
     for name, source in data.splits.items():
         assert getattr(seen, name).equal(image_digests(source))
         assert len(getattr(seen, name).unique()) == len(source)
-    # What it began with has seen images too.
+    # The initial weights have seen images too.
     more = train(photos, config(tmp_path / "next", **START, start=str(outcome.run), split_seed=1), quiet=True)
     assert SeenImages.read(more.run).earlier.equal(seen.train)
 
@@ -139,7 +139,7 @@ def test_training_images_in_a_stored_test_split_are_a_warning(photos: Path, tmp_
 
 
 def test_replaced_image_is_an_error_on_resume(tmp_path: Path) -> None:
-    """Under the same name, with the same size, between two parts of a run."""
+    """An image is replaced by another of the same name and size while the run is interrupted."""
     data = draw_folder(tmp_path / "data")
     train(data, config(tmp_path / "run"), quiet=True)
     for name in ("result.json", "report.html"):
@@ -154,7 +154,7 @@ def test_replaced_image_is_an_error_on_resume(tmp_path: Path) -> None:
 
 
 def test_run_without_digests_can_be_resumed(tmp_path: Path) -> None:
-    """One that was killed before they were written."""
+    """A run that was killed before its digests were written."""
     data = draw_folder(tmp_path / "data")
     train(data, config(tmp_path / "run"), quiet=True)
     for name in ("result.json", "report.html", FILE):
@@ -164,7 +164,7 @@ def test_run_without_digests_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_coverage_of_the_confidence_interval() -> None:
-    """Of draws with a known share, 95% of the intervals hold it."""
+    """About 95% of the intervals of random samples contain the true value."""
     generator = torch.Generator().manual_seed(0)
     for share, images in ((0.5, 36), (0.9, 36), (0.97, 200)):
         hits = torch.binomial(torch.full((4000,), float(images)), torch.tensor(share).expand(4000), generator)

@@ -1,4 +1,4 @@
-"""Fine-tuning: its recipes, the choice of the learning rate, and what becomes of the weights."""
+"""Fine-tuning: recipes, settings of the paper, and the learning-rate search."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ CHOICE: dict[str, Any] = {**SHORT, "duration": "6 steps", "lr_candidates": RATES
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small ViT of 7 classes at 16 x 16, with a layer of its pre-training under the head."""
+    """A small ViT for 7 classes at 16 x 16, with a pre-logits layer."""
     model = tiny_vit(image_size=16, patch_size=4, width=32, heads=2, representation_size=24, resample="timm")
     model.preprocessing = replace(default_preprocessing(16, 3), mean=MEAN, std=STD)
     path = tmp_path_factory.mktemp("weights") / "small.safetensors"
@@ -47,7 +47,7 @@ def bit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# ---------------------------------------------------------------- the recipes
+# ---------------------------------------------------------------- recipes
 
 
 @pytest.mark.parametrize("name", FINETUNING_RECIPES)
@@ -62,7 +62,7 @@ def test_every_recipe_gives_a_loadable_model(name: str, folder: Path, weights: P
     assert not torch.equal(model.head.weight, before.head.weight)
     kept = torch.equal(model.blocks[0].attn.qkv.weight, before.blocks[0].attn.qkv.weight)
     assert kept == (name == "linear")
-    assert torch.equal(model.pos_embed, before.pos_embed) == (name in ("linear", "lora"))  # as resampled as by `load`
+    assert torch.equal(model.pos_embed, before.pos_embed) == (name in ("linear", "lora"))  # resampled as by `load`
 
 
 @pytest.mark.parametrize("name", ["paper", "fast", "linear"])
@@ -82,7 +82,7 @@ def test_lora_on_a_hybrid(folder: Path, tmp_path: Path) -> None:
 
 
 def test_heads_and_preprocessing_can_be_given(folder: Path, tmp_path: Path) -> None:
-    """The number of heads, and the scale of pixels; with timm's names alone these are guesses."""
+    """Without a config file, the number of heads and the preprocessing of a timm model are guessed."""
     save(tiny_vit(image_size=16, width=64, heads=2, gelu="erf", resample="timm"), tmp_path / "timm", to="timm")
     bare = (tmp_path / "timm" / "model.safetensors").rename(tmp_path / "bare.safetensors")
     said = {"heads": 2, "preprocessing": "deit"}
@@ -93,7 +93,7 @@ def test_heads_and_preprocessing_can_be_given(folder: Path, tmp_path: Path) -> N
 
 
 def test_guesses_are_printed_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not again for each learning rate that is tried."""
+    """They are not repeated for each candidate."""
     save(tiny_vit(image_size=16, width=64, heads=1, gelu="erf", resample="timm"), tmp_path / "timm", to="timm")
     bare = (tmp_path / "timm" / "model.safetensors").rename(tmp_path / "bare.safetensors")
     finetune(folder, bare, "paper", **CHOICE, out=str(tmp_path / "run"))
@@ -112,7 +112,7 @@ def test_short_recipe_names() -> None:
         finetuning_recipe("xyzzy")
 
 
-# ---------------------------------------------------------------- the paper's
+# ---------------------------------------------------------------- Table 4 of the paper
 
 
 def settled(images: int, weights: Path, **fields: Any) -> dict[str, Any]:
@@ -161,18 +161,18 @@ def test_paper_recipe_evaluates_whole_images(weights: Path) -> None:
     assert evaluation_preprocessing(config, known).resize == 256
 
 
-# ---------------------------------------------------------------- the choice of the learning rate
+# ---------------------------------------------------------------- learning-rate search
 
 
 def test_best_learning_rate_trains_on_all_training_images(folder: Path, weights: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     finetune(folder, weights, "paper", **CHOICE, out=str(run), quiet=True)
-    told = json.loads((run / "config.json").read_text())
-    assert [one["lr"] for one in told["rates"]] == list(RATES)
-    assert {one["images"] for one in told["rates"]} == {14}  # of 72, of which 5, 5 and 4 of each class
-    best = max(told["rates"], key=lambda one: (one["value"], -one["loss"]))
-    assert told["config"]["lr"] == best["lr"]
-    assert told["choices"][-1]["field"] == "lr"
+    stored = json.loads((run / "config.json").read_text())
+    assert [one["lr"] for one in stored["rates"]] == list(RATES)
+    assert {one["images"] for one in stored["rates"]} == {14}  # of 72: 5, 5 and 4 per class
+    best = max(stored["rates"], key=lambda one: (one["value"], -one["loss"]))
+    assert stored["config"]["lr"] == best["lr"]
+    assert stored["choices"][-1]["field"] == "lr"
     page = (run / "report.html").read_text()
     assert "the best of 0.001: " in page
     for rate in RATES:
@@ -198,8 +198,8 @@ def test_candidate_duration(folder: Path, weights: Path, tmp_path: Path) -> None
     run = tmp_path / "run"
     fields = {**CHOICE, "duration": "20 steps", "warmup": "10 steps", "candidate_duration": "20%"}
     finetune(folder, weights, "paper", **fields, out=str(run), quiet=True)
-    told = json.loads((run / "config.json").read_text())
-    assert {one["steps"] for one in told["rates"]} == {4}
+    stored = json.loads((run / "config.json").read_text())
+    assert {one["steps"] for one in stored["rates"]} == {4}
     tried = json.loads((run / "candidates" / "lr-0.03" / "config.json").read_text())["config"]
     assert (tried["duration"], tried["warmup"]) == ("4 steps", "2 steps")
     assert json.loads((run / "result.json").read_text())["steps"] == 20
@@ -221,10 +221,10 @@ def test_diverging_learning_rate_is_skipped(folder: Path, weights: Path, tmp_pat
     run = tmp_path / "run"
     wild = {**CHOICE, "lr_candidates": (0.01, 1e30), "clip": None, "warmup": "0 steps"}
     finetune(folder, weights, "paper", **wild, out=str(run), quiet=True)
-    told = json.loads((run / "config.json").read_text())
-    assert told["config"]["lr"] == 0.01
-    assert "is no longer a number" in told["rates"][1]["failure"]
-    assert "1e+30: diverged" in told["choices"][-1]["why"]
+    stored = json.loads((run / "config.json").read_text())
+    assert stored["config"]["lr"] == 0.01
+    assert "is no longer a number" in stored["rates"][1]["failure"]
+    assert "1e+30: diverged" in stored["choices"][-1]["why"]
     with pytest.raises(VitreousError, match=r"none of the learning rates 1e\+29, 1e\+30 finished with a result"):
         finetune(
             folder, weights, "paper", **{**wild, "lr_candidates": (1e29, 1e30)}, out=str(tmp_path / "no"), quiet=True
@@ -237,7 +237,7 @@ def test_learning_rate_search_from_scratch(folder: Path, tmp_path: Path) -> None
     assert json.loads((outcome.run / "config.json").read_text())["config"]["lr"] in RATES
 
 
-# ---------------------------------------------------------------- going on
+# ---------------------------------------------------------------- resume
 
 ASKED = (
     *("--recipe", "paper", "--lr-candidates", "0.001", "0.03", "--dev-fraction", "0.2", "--duration", "30steps"),
@@ -252,7 +252,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def stop_at(process: subprocess.Popen[str], log: Path, number: int) -> tuple[str, str]:
-    """Send a signal when a candidate has begun to train."""
+    """Send a signal when a candidate has started training."""
     deadline = time.monotonic() + 120
     while not (log.exists() and log.read_text().count("\n") > 9) and process.poll() is None:
         assert time.monotonic() < deadline
@@ -285,7 +285,7 @@ def test_stopped_learning_rate_search_prints_the_resume_command(place: Path, wei
     assert "stopped while trying lr 0.001; to continue: vitreous train --resume run\n" in error
 
 
-# ---------------------------------------------------------------- mistakes
+# ---------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_empty_development_split_is_an_error(weights: Path, tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
-# ---------------------------------------------------------------- the command
+# ---------------------------------------------------------------- command
 
 
 @pytest.mark.parametrize(
@@ -351,9 +351,7 @@ def test_empty_development_split_is_an_error(weights: Path, tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_command_errors(
-    place: Path, vitreous: Callable[..., Any], arguments: Any, message: str
-) -> None:
+def test_command_errors(place: Path, vitreous: Callable[..., Any], arguments: Any, message: str) -> None:
     result = vitreous("finetune", *arguments)
     assert result.returncode == 2
     assert message in result.stderr.replace("\n", " ")
@@ -378,7 +376,7 @@ def test_help_does_not_import_torch() -> None:
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "HEAVY []" in text
     assert "paper, fast, linear, lora" in text
-    assert "(default: 0.75)" in text  # of the recipe that is taken where none is given
+    assert "(default: 0.75)" in text  # of the default recipe
 
 
 def test_table_4_covers_all_sizes() -> None:

@@ -1,4 +1,4 @@
-"""Runs that begin with weights: whose model they train, what they take from it, and how they go on."""
+"""Runs with `--from`: the model, its preprocessing, errors and resume."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ SHORT: dict[str, Any] = {"batch_size": 16, "duration": "4 steps", "evaluate_ever
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small ViT of 7 classes at 8 x 8, with learned positions."""
+    """A small ViT for 7 classes at 8 x 8, with learned positions."""
     model = tiny_vit(image_size=8, patch_size=4, width=32, heads=2, pool="gap", representation_size=24)
     model.preprocessing = replace(default_preprocessing(8, 3), mean=MEAN, std=STD)
     path = tmp_path_factory.mktemp("weights") / "small.safetensors"
@@ -38,7 +38,7 @@ def with_(weights: Path | str, **changes: Any) -> TrainConfig:
     return TrainConfig().with_(start=str(weights), **{**SHORT, **changes})
 
 
-# ---------------------------------------------------------------- what is taken from the weights
+# ---------------------------------------------------------------- the model of the weights
 
 
 def test_model_of_the_weights_with_a_new_head(folder: Path, weights: Path, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_model_of_the_weights_with_a_new_head(folder: Path, weights: Path, tmp_p
     assert trained.config == replace(before.config, dropout=0.1)
     assert trained.config.representation_size is None
     for (name, ours), theirs in zip(trained.named_parameters(), before.parameters(), strict=True):
-        assert torch.allclose(ours, theirs, rtol=0, atol=1e-28), name  # the head is at zero, give or take the lr
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-28), name  # the head is zero, up to one step with this lr
     assert trained.labels == ("blau", "grün", "rot")
     assert (trained.preprocessing.mean, trained.preprocessing.std) == (MEAN, STD)
     assert trained.preprocessing.size == (16, 16)
@@ -86,7 +86,7 @@ def test_start_from_hybrids_and_resnets(folder: Path, tmp_path: Path, kind: str)
 
 
 def test_guesses_are_printed(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """And told again when the run goes on, without the file."""
+    """They are printed again on resume, without the file."""
     torch.save(load_file(_bare(tmp_path)), tmp_path / "bare.pth")
     train(folder, with_(tmp_path / "bare.pth", out=str(tmp_path / "run")))
     guess = "bare.pth: guessed, because the file does not contain it: preprocessing:"
@@ -99,7 +99,7 @@ def test_guesses_are_printed(folder: Path, tmp_path: Path, capfd: pytest.Capture
 
 
 def _bare(folder: Path) -> Path:
-    """The tensors of a timm model, and nothing else."""
+    """The tensors of a timm model, without a config."""
     save(tiny_vit(image_size=16, width=64, heads=1, gelu="erf", resample="timm"), folder / "timm", to="timm")
     return folder / "timm" / "model.safetensors"
 
@@ -118,7 +118,7 @@ def test_images_are_converted_to_the_channels_of_the_model(weights: Path, tmp_pa
     np.savez(tmp_path / "grey.npz", images=pixels, labels=labels)
     outcome = train(tmp_path / "grey.npz", with_(weights, out=str(tmp_path / "run"), duration="20 steps"), quiet=True)
     assert load(outcome.run).config.channels == 3
-    assert outcome.result.top1 == 1  # dark and light
+    assert outcome.result.top1 == 1  # dark and light images
 
 
 def test_freeze_and_layer_decay(folder: Path, weights: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_freeze_and_layer_decay(folder: Path, weights: Path, tmp_path: Path) -> 
     assert 0 < moved["blocks.1.mlp.fc1.weight"] < 0.5 * moved["norm.weight"]
 
 
-# ---------------------------------------------------------------- what is chosen
+# ---------------------------------------------------------------- defaults
 
 
 def test_defaults_keep_the_architecture_of_the_weights(folder: Path, weights: Path) -> None:
@@ -153,13 +153,13 @@ def test_defaults_keep_the_architecture_of_the_weights(folder: Path, weights: Pa
 
 def test_matching_architecture_may_be_given(folder: Path, weights: Path, tmp_path: Path) -> None:
     agreeing = {"width": 32, "depth": 2, "heads": 2, "patch_size": 4, "pool": "gap", "position": "learned-1d"}
-    wishes = with_(weights, out=str(tmp_path / "run"), **agreeing, registers=0, qk_norm=False)
-    made = load(train(folder, wishes, quiet=True).run).config
-    assert (made.width, made.depth, made.heads, made.pool) == (32, 2, 2, "gap")
+    settings = with_(weights, out=str(tmp_path / "run"), **agreeing, registers=0, qk_norm=False)
+    model = load(train(folder, settings, quiet=True).run).config
+    assert (model.width, model.depth, model.heads, model.pool) == (32, 2, 2, "gap")
 
 
 def test_matching_model_name_may_be_given() -> None:
-    """The shipped weights and the architecture of the same name."""
+    """The shipped weights, and the architecture of the same name."""
     begun, _ = load_initial_weights(
         TrainConfig().with_(start="vitreous-mini", model="vitreous-mini", image_size=32), 10
     )
@@ -167,7 +167,7 @@ def test_matching_model_name_may_be_given() -> None:
     assert begun.source == begun.name == "vitreous-mini"
 
 
-# ---------------------------------------------------------------- mistakes
+# ---------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_dropout_for_a_bit_is_an_error(folder: Path, tmp_path: Path) -> None:
         train(folder, with_(tmp_path / "bit.safetensors", dropout=0.1), quiet=True)
 
 
-# ---------------------------------------------------------------- going on
+# ---------------------------------------------------------------- resume
 
 RUN = (
     "--duration",
@@ -254,7 +254,7 @@ def test_interrupted_before_the_first_state(place: Path, monkeypatch: pytest.Mon
     shutil.rmtree(run / "state")
     for name in ("result.json", "report.html", "best.safetensors", "last.safetensors"):
         (run / name).unlink()
-    monkeypatch.chdir(place.parent)  # it goes on from anywhere
+    monkeypatch.chdir(place.parent)  # a run can be resumed from any folder
     kept = (place / "w.st").rename(place / "kept")
     with pytest.raises(
         VitreousError, match=r"has no saved state, so it starts from the beginning; .*w.st: no such file"
@@ -275,10 +275,10 @@ def test_other_initial_weights_on_resume_are_an_error(place: Path, vitreous: Any
     result = vitreous("train", "--resume", "run", "--from", "vitreous-mini")
     assert result.returncode == 2
     assert "'vitreous-mini' now" in result.stderr
-    assert vitreous("train", "--resume", "run", "--from", "w.st").returncode == 0  # the same, by its shorter name
+    assert vitreous("train", "--resume", "run", "--from", "w.st").returncode == 0  # the same file by its relative path
 
 
-# ---------------------------------------------------------------- the recipe of the demo
+# ---------------------------------------------------------------- the recipe of `make demo`
 
 
 def test_initial_weights_of_a_recipe_can_be_removed(vitreous: Any) -> None:

@@ -1,4 +1,4 @@
-"""Low-rank adapters: what they compute, what they leave alone, and that nothing of them is in the files of a run."""
+"""Low-rank adapters: their output, gradients and EMA, and saved models with merged adapters."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ SHORT: dict[str, Any] = {"batch_size": 16, "duration": "6 steps", "evaluate_ever
 
 
 def adapted(rank: int = 3, alpha: float | None = None, **changes: Any) -> Any:
-    """A small ViT with adapters that do something."""
+    """A small ViT with adapters that are not zero."""
     model = tiny_vit(**changes)
     torch.manual_seed(0)
     add_adapters_(model, Finetuning(lora=rank, lora_alpha=alpha))
@@ -45,7 +45,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# ---------------------------------------------------------------- what they compute
+# ---------------------------------------------------------------- output
 
 
 @pytest.mark.parametrize("changes", [{}, {"mlp": "swiglu", "qkv_bias": False}, {"pool": "map"}], ids=str)
@@ -57,7 +57,7 @@ def test_merged_model_computes_the_same(changes: dict[str, Any]) -> None:
         with merged_adapters(model):
             assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
             assert relative_error(model(x), unmerged) < 1e-5
-    assert relative_error(without, unmerged) > 0.05  # they do something
+    assert relative_error(without, unmerged) > 0.05  # the adapters have an effect
     assert own.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(p, own[name]) for name, p in model.named_parameters())
 
@@ -142,7 +142,7 @@ def test_run_changes_matrices_by_low_rank_updates_only(folder: Path, weights: Pa
 
 
 def test_saved_file_has_the_evaluated_weights(folder: Path, weights: Path, tmp_path: Path) -> None:
-    """Measured from the file, the best weights do what they did with their adapters, mean or not."""
+    """The merged weights in the file have the loss that was measured with adapters, raw or EMA."""
     run = tmp_path / "run"
     finetune(folder, weights, "lora", lr=1e-2, ema=0.8, **{**SHORT, "duration": "12 steps"}, out=str(run), quiet=True)
     summary = json.loads((run / "result.json").read_text())
@@ -165,7 +165,7 @@ def test_killed_run_is_resumed_exactly(weights: Path, tmp_path: Path) -> None:
         assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-# ---------------------------------------------------------------- what is told before
+# ---------------------------------------------------------------- plan
 
 
 def test_trained_parameters_and_memory(folder: Path, weights: Path) -> None:
@@ -196,7 +196,7 @@ def test_freeze_with_adapters() -> None:
     assert sum(p.numel() for p in built.parameters) < whole
 
 
-# ---------------------------------------------------------------- mistakes
+# ---------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(

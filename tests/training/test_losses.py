@@ -1,4 +1,4 @@
-"""Losses beside torch's own and sums written out class by class."""
+"""Losses compared with torch's, and with sums in plain Python."""
 
 import math
 from typing import Any
@@ -84,12 +84,12 @@ def test_class_weights_have_mean_one() -> None:
     assert weights is not None
     assert weights[labels].mean().item() == pytest.approx(1, rel=1e-5)
     totals = torch.stack([weights[labels][labels == c].sum() for c in range(6)])
-    torch.testing.assert_close(totals, totals[:1].expand(6))  # every class that occurs has the same say
+    torch.testing.assert_close(totals, totals[:1].expand(6))  # every class that occurs has the same total weight
 
 
 def test_class_weights_for_several_labels() -> None:
     ours = loss(SEVERAL, 3, loss="sigmoid", class_weights="balanced")
-    positive = torch.tensor([0.01, 3, 3])  # the first has no negatives: 0, held at a hundredth
+    positive = torch.tensor([0.01, 3, 3])  # the first has no negatives: 0, limited to 1/100
     assert ours.positive_weights is not None
     torch.testing.assert_close(ours.positive_weights, positive)
     logits = torch.randn(4, 3)
@@ -98,7 +98,7 @@ def test_class_weights_for_several_labels() -> None:
     rare[0, 0] = True
     bounded = loss(rare, 2, loss="sigmoid", class_weights="balanced").positive_weights
     assert bounded is not None
-    assert bounded.tolist() == [100, 1]  # one in 5,000; none at all
+    assert bounded.tolist() == [100, 1]  # one positive of 5,000; no positive
 
 
 def test_loss_is_float32() -> None:

@@ -1,4 +1,4 @@
-"""Groups, learning rates and steps, beside torch's own optimisers and an SVD."""
+"""Parameter groups, learning rates and steps, compared with torch's optimisers and an SVD."""
 
 import copy
 import math
@@ -42,7 +42,7 @@ def tiny_bit(activation: Any = "pre") -> BiT:
 
 
 def groups_of(model: nn.Module, built: Optimisers) -> dict[str, dict[str, Any]]:
-    """The one group that each trained parameter is in, by name; the optimiser that has it under "by"."""
+    """Return the group of each trained parameter, by name, with its optimiser as "by"."""
     names = {p: name for name, p in model.named_parameters()}
     found: dict[str, dict[str, Any]] = {}
     for optimiser in built.optimisers:
@@ -55,7 +55,7 @@ def groups_of(model: nn.Module, built: Optimisers) -> dict[str, dict[str, Any]]:
 
 
 def train(model: nn.Module, built: Optimisers, steps: int, seed: int = 0) -> None:
-    """Steps on gradients that depend on the weights, with a learning rate that moves."""
+    """Train with a learning rate that changes in each step."""
     x = images(4, 3, 32, 32, seed=seed)
     for step in range(steps):
         built.set_factor(1 / (1 + step + seed))
@@ -261,7 +261,7 @@ def test_muon_for_a_bit_is_an_error() -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_adamw_equals_torch(device: str) -> None:
     ours, plain = tiny_vit().to(device), tiny_vit().to(device)
-    for model in (ours, plain):  # one group: matrices alone
+    for model in (ours, plain):  # one group: only matrices
         for p in model.parameters():
             p.requires_grad_(p.ndim == 2)
     built = build_optimisers(ours, options(betas=(0.8, 0.95)))
@@ -308,13 +308,13 @@ def test_sgd_with_decoupled_decay() -> None:
 def test_newton_schulz_brings_singular_values_to_one(shape: tuple[int, int]) -> None:
     u, v = (torch.linalg.qr(torch.randn(n, n))[0] for n in shape)
     values = torch.logspace(0, -1.5, min(shape))
-    matrix = 1e-9 * u[:, : len(values)] @ values.diag() @ v[:, : len(values)].T  # small gradients are gradients too
+    matrix = 1e-9 * u[:, : len(values)] @ values.diag() @ v[:, : len(values)].T  # also for small gradients
     result = newton_schulz(matrix[None])[0]
     assert result.shape == shape
     found = torch.linalg.svdvals(result)
     assert found.min() > 0.6
     assert found.max() < 1.3
-    expected = u[:, : len(values)] @ v[:, : len(values)].T  # the same directions, as an SVD has them
+    expected = u[:, : len(values)] @ v[:, : len(values)].T  # the same singular vectors
     cosine = (result * expected).sum() / result.norm() / expected.norm()
     assert cosine > 0.97
 
@@ -362,7 +362,7 @@ def test_muon_matrices() -> None:
 
 
 def test_muon_step_with_svd() -> None:
-    """Nesterov's momentum, the factor of tall matrices and decoupled decay, with an SVD in place of the iteration."""
+    """Nesterov momentum, the factor of tall matrices and decoupled decay, with an SVD instead of the iteration."""
     weight = torch.randn(32, 8)
     p, w, speed = nn.Parameter(weight.clone()), weight.double(), torch.zeros(32, 8).double()
     muon = Muon([p], lr=0.1, momentum=0.9, weight_decay=0.5)
@@ -403,7 +403,7 @@ def test_muon_takes_a_closure_and_parameters_without_gradients() -> None:
 
 
 def lamb_by_hand(weight: Tensor, gradients: list[Tensor], lrs: list[float], decay: float, scaled: bool) -> Tensor:
-    """The paper's algorithm 2 with Adam's bias correction, in double precision, one matrix alone."""
+    """Algorithm 2 of the paper with Adam's bias correction, in float64, for one matrix."""
     w, m, v = weight.double(), torch.zeros_like(weight).double(), torch.zeros_like(weight).double()
     for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), 1):
         g = gradient.double()
@@ -420,7 +420,7 @@ def lamb_by_hand(weight: Tensor, gradients: list[Tensor], lrs: list[float], deca
 def test_lamb_step(scaled: bool, decay: float, device: str) -> None:
     weights = [torch.randn(6, 4), torch.randn(5), torch.zeros(3, 2), torch.randn(2, 3, 4)]
     gradients = [[torch.randn_like(w) for w in weights] for _ in range(4)]
-    gradients[0][3].zero_()  # nothing but decay moves it then
+    gradients[0][3].zero_()  # only decay changes this row
     lrs = [0.1, 0.05, 0.02, 0.01]
     parameters = [nn.Parameter(w.clone().to(device)) for w in weights]
     lamb = Lamb(parameters, betas=(0.8, 0.95), weight_decay=decay, scaled=scaled)
@@ -436,7 +436,7 @@ def test_lamb_step(scaled: bool, decay: float, device: str) -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_lamb_scales_parameters_with_weight_decay(decay: float) -> None:
-    """Also where decay is 0: or the same option would be another optimiser."""
+    """Also if decay is 0: it must not change which parameters are scaled."""
     model = tiny_vit(layer_scale=0.1, registers=1)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     built = build_optimisers(model, options("lamb", lr=1e-2, weight_decay=decay))
@@ -448,7 +448,7 @@ def test_lamb_scales_parameters_with_weight_decay(decay: float) -> None:
         moved, length = (p - before[name]).norm().item(), before[name].norm().item()
         if matrix:
             assert moved == pytest.approx(1e-2 * length, rel=1e-3), name
-        else:  # Adam's first step is of one length in every direction
+        else:  # Adam's first step has the same size for every element
             assert moved <= 1e-2 * p.numel() ** 0.5 * (1 + 1e-3), name
 
 
@@ -502,7 +502,7 @@ def test_steps_do_not_synchronise_with_the_gpu(kind: str) -> None:
     model = tiny_vit().cuda()
     built = build_optimisers(model, options(kind))
     x = images(4, 3, 32, 32).cuda()
-    model(x)  # what is made once and kept
+    model(x)  # warm up
     torch.cuda.set_sync_debug_mode("error")
     try:
         for factor in (1.0, 0.5):
@@ -579,7 +579,7 @@ def test_restored_optimiser_continues_exactly(
     round_trip(model, built, other, clone)
     for m, b in ((model, built), (clone, other), (unstopped, free)):
         train(m, b, 3, seed=5)
-    assert same(bits(model), bits(unstopped))  # saving changes nothing
+    assert same(bits(model), bits(unstopped))  # saving has no effect on training
     assert same(bits(clone), bits(unstopped))
     for optimiser in other.optimisers:
         for group in optimiser.param_groups:
@@ -587,7 +587,7 @@ def test_restored_optimiser_continues_exactly(
             assert type(group["initial_lr"]) is float
 
 
-# ---------------------------------------------------------------- all of it
+# ---------------------------------------------------------------- training
 
 
 @pytest.mark.parametrize("kind", KINDS)

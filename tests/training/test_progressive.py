@@ -1,4 +1,4 @@
-"""Smaller images first: which size when, and what the model is shown."""
+"""Progressive training: the image size of each step, and the images of the model."""
 
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,14 @@ def planned(folder: Path, **changes: Any) -> Plan:
 
 
 def test_image_size_by_step(folder: Path) -> None:
-    made = planned(folder, duration="20 steps", progressive=("8@25%", "12@4 steps"))
-    assert [made.size_at(step) for step in (0, 4, 5, 8, 9, 19)] == [(8, 8), (8, 8), (12, 12), (12, 12), None, None]
+    plan = planned(folder, duration="20 steps", progressive=("8@25%", "12@4 steps"))
+    assert [plan.size_at(step) for step in (0, 4, 5, 8, 9, 19)] == [(8, 8), (8, 8), (12, 12), (12, 12), None, None]
     assert planned(folder).size_at(0) is None
 
 
 def test_rectangles_keep_their_aspect_ratio(folder: Path) -> None:
-    made = planned(folder, image_size=(16, 32), progressive=("8@25%",))
-    assert made.size_at(0) == (8, 16)
+    plan = planned(folder, image_size=(16, 32), progressive=("8@25%",))
+    assert plan.size_at(0) == (8, 16)
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def test_invalid_stages(folder: Path, stages: tuple[str, ...], message: str) -> 
     "reading", [{"cache": "always", "crop": 0.5}, {"cache": "always", "crop": 1.0}, {"cache": "never", "crop": 0.5}]
 )
 def test_smaller_images_have_the_same_crop(folder: Path, reading: dict[str, Any]) -> None:
-    """Whatever way the pixels go: held for crops, held as they are, or decoded by workers at the full size."""
-    made = planned(folder, **reading, workers=0)
-    fed = build_loaders(open_data(folder), made, World(), ProgressReporter(quiet=True))
-    batch = next(fed.train.batches(0, 1))
-    cut: BatchCropper = fed.train.cropper
+    """For all ways to load images: cached and cropped, cached without crops, and decoded by workers."""
+    plan = planned(folder, **reading, workers=0)
+    loaders = build_loaders(open_data(folder), plan, World(), ProgressReporter(quiet=True))
+    batch = next(loaders.train.batches(0, 1))
+    cut: BatchCropper = loaders.train.cropper
     full = cut(batch.rows, batch.keys).float()
     small = cut(batch.rows, batch.keys, (8, 8)).float()
     assert full.shape[2:] == (16, 16)
     assert small.shape[2:] == (8, 8)
     expected = F.interpolate(full, (8, 8), mode="bilinear", antialias=True)
     here, elsewhere = ((small - other).abs().mean() for other in (expected, expected.roll(1, dims=3)))
-    assert here < 8  # of 255; noise resampled at once or by way of another size is not quite the same
+    assert here < 8  # of 255; resampling once or twice is not exactly the same
     assert elsewhere > 2 * here
     assert torch.equal(cut(batch.rows, batch.keys, (16, 16)).float(), full)
 
@@ -80,9 +80,7 @@ def test_resize_to_the_same_size_is_a_no_op() -> None:
     assert resize_batch(pixels, (2, 2)).shape == (1, 3, 2, 2)
 
 
-def test_model_is_trained_on_each_size_in_turn(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_is_trained_on_each_size_in_turn(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[int] = []
     check_images = checks.check_images
 
@@ -92,16 +90,16 @@ def test_model_is_trained_on_each_size_in_turn(
         check_images(images, *arguments, **options)
 
     monkeypatch.setattr("vitreous.models.vit.check_images", watched)
-    wishes = config(tmp_path / "run", duration="6 steps", progressive=("8@2 steps", "12@1 steps"), workers=0)
-    outcome = train(folder, wishes, quiet=True)
+    settings = config(tmp_path / "run", duration="6 steps", progressive=("8@2 steps", "12@1 steps"), workers=0)
+    outcome = train(folder, settings, quiet=True)
     assert shown == [8, 8, 12, 16, 16, 16]
     assert outcome.result is not None
     assert records(tmp_path / "run", "train")[-1]["step"] == 6
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it looks
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch, while it compiles
 def test_all_blocks_share_one_compiled_graph() -> None:
-    """They differ in weights and in how often they are left out, and neither is a reason to compile again."""
+    """Blocks differ in weights and stochastic depth, and neither needs another compilation."""
     from vitreous import create
     from vitreous.utils import random_keys
 

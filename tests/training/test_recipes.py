@@ -1,4 +1,4 @@
-"""Every recipe says what it reaches, leaves nothing open, and runs."""
+"""Every recipe states its result, sets all settings, and runs."""
 
 import subprocess
 import sys
@@ -20,9 +20,9 @@ from vitreous.training.initial_weights import load_initial_weights
 from vitreous.training.plan import make_plan
 from vitreous.training.recipes import RECIPES, RecipeCard, parse_recipe_card, recipe_card
 
-# These take a gigabyte of disk for a step, or are another recipe for longer.
+# These need a gigabyte of disk, or are another recipe for longer.
 PLANNED_ONLY = ("plain_s16_300", "paper_imagenet1k", "paper_imagenet21k")
-# These adapt weights that are given with them to any data, which decides the rest.
+# These start from given weights, for any data; some settings are chosen from the data.
 ADAPTING = tuple(name for name in RECIPES if name.startswith("finetune_"))
 FORM = """97% of it, in 3 minutes, on a GPU.
 
@@ -37,7 +37,7 @@ A word, in time, on the side.
 And another."""
 
 
-# ---------------------------------------------------------------- what it says
+# ---------------------------------------------------------------- recipe cards
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -52,7 +52,7 @@ def test_recipe_states_its_result(name: str) -> None:
     else:
         assert (program, command, *flags[:2]) == ("vitreous", "train", "--recipe", name)
     assert data
-    if found.time.endswith("not measured by us"):  # then the number is somebody else's, or there is none
+    if found.time.endswith("not measured by us"):  # then the result is a published one
         assert "published by" in found.result or "measured" in found.result
 
 
@@ -107,7 +107,7 @@ def test_recipes_do_not_import_torch() -> None:
     assert result.stdout.strip() == "[]"
 
 
-# ---------------------------------------------------------------- what it does
+# ---------------------------------------------------------------- runs
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten classes of 32 x 32 pixels, as CIFAR-10 has them."""
+    """Ten classes of 32 x 32 pixels, as in CIFAR-10."""
     path, random = tmp_path_factory.mktemp("pixels") / "pixels.npz", np.random.default_rng(0)
     images = random.integers(0, 256, (60, 32, 32, 3), np.uint8)
     np.savez(path, images=images, labels=np.arange(60) % 10)
@@ -125,13 +125,13 @@ def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data_of(name: str, photos: Path, pixels: Path) -> str:
-    """A few images of the kind that the recipe is for."""
+    """Return a few images of the kind that the recipe is for."""
     data = recipe_card(name).command.split()[2]
     return data if data == "digits" else str(pixels if data.startswith("cifar") else photos)
 
 
 def few_steps(config: TrainConfig, out: Path, steps: int, batch: int) -> TrainConfig:
-    """The same for a moment: nothing else is changed."""
+    """Return the config with fewer steps and a smaller batch; nothing else is changed."""
     return config.with_(
         duration=f"{steps} steps", warmup="1 steps", batch_size=batch, micro_batch=2, out=str(out), device="cpu"
     )
@@ -139,24 +139,24 @@ def few_steps(config: TrainConfig, out: Path, steps: int, batch: int) -> TrainCo
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ADAPTING])
 def test_recipe_sets_all_settings(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
-    """The data decides how many classes there are; the weights to begin with, if there are any, the image size."""
+    """Only the image size may be chosen, if the recipe starts from weights."""
     config = few_steps(recipe(name), tmp_path / "run", 20, 4)
     data = open_data(data_of(name, photos, pixels))
     start = load_initial_weights(config, len(data.classes))[0] if config.architecture.start else None
-    made = make_plan(data, config, World(), start=start)
+    plan = make_plan(data, config, World(), start=start)
     free = {"image_size"} if start else set()
     if config.reading.val_fraction == 0:
-        free.add("best_by")  # nothing is held out, so nothing is chosen by it
-    assert {choice.field for choice in made.choices} <= free
-    assert made.config.with_(image_size=config.architecture.image_size, best_by=config.run.best_by) == config
+        free.add("best_by")  # has no effect without validation images
+    assert {choice.field for choice in plan.choices} <= free
+    assert plan.config.with_(image_size=config.architecture.image_size, best_by=config.run.best_by) == config
     with torch.device("meta"):
-        assert build_model(made.model).head.out_features == len(data.classes)
+        assert build_model(plan.model).head.out_features == len(data.classes)
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in PLANNED_ONLY])
 def test_recipe_runs(name: str, photos: Path, pixels: Path, tmp_path: Path) -> None:
-    """Unchanged but for its length and its batch."""
-    steps = 4 if recipe(name).schedule.progressive else 2  # some for each image size
+    """Unchanged except for length and batch size."""
+    steps = 4 if recipe(name).schedule.progressive else 2  # some steps for each image size
     config = few_steps(recipe(name), tmp_path / "run", steps, batch=4)
     config = config.with_(start="vitreous-mini", image_size=32) if name in ADAPTING else config
     outcome = train(data_of(name, photos, pixels), config, quiet=True)
@@ -174,7 +174,7 @@ def test_head_options_with_initial_weights_are_errors(change: dict[str, Any]) ->
         load_initial_weights(recipe("small_folder").with_(**change), 3)
 
 
-# ---------------------------------------------------------------- the published ones, field by field
+# ---------------------------------------------------------------- published settings
 
 
 def test_paper_recipes_match_table_3() -> None:
@@ -189,11 +189,11 @@ def test_paper_recipes_match_table_3() -> None:
     model = defaults.make_model_config(recipe("paper_imagenet1k"), known)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build_model(model).parameters())
-    assert parameters == 86_567_656 + 768 * 768 + 768  # B/16, and the layer under the head
+    assert parameters == 86_567_656 + 768 * 768 + 768  # B/16 and the pre-logits layer
 
 
 def test_weight_decay_of_plain_s16_matches_big_vision() -> None:
-    """Theirs takes wd x schedule of a weight away in each step, ours lr x schedule x weight_decay."""
+    """A step of theirs subtracts wd x schedule of a weight, a step of ours lr x schedule x weight_decay."""
     found = recipe("plain_s16").flat()
     assert found["lr"] * found["weight_decay"] == pytest.approx(1e-4)
     assert recipe("plain_s16_300") == recipe("plain_s16").with_(duration="300 epochs")

@@ -1,4 +1,4 @@
-"""Killed at any moment, a run goes on to the same weights, bit for bit."""
+"""A run that is killed at any time and resumed ends with identical weights."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """And the same best ones, and the same way there."""
+    """Whether last weights, best weights and evaluations are identical."""
     files = all(
         (one / name).read_bytes() == (other / name).read_bytes() for name in ("last.safetensors", "best.safetensors")
     )
@@ -62,7 +62,9 @@ def test_killed_at_random_steps(uninterrupted: Path, folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_and_prints_the_resume_command(uninterrupted: Path, folder: Path, tmp_path: Path, number: int) -> None:
+def test_signal_saves_and_prints_the_resume_command(
+    uninterrupted: Path, folder: Path, tmp_path: Path, number: int
+) -> None:
     run = tmp_path / "run"
     options = (*WORKING, *STRONG_FLAGS, "--save-minutes", "60", "--out", "run")
     process = start("train", folder, *options, cwd=tmp_path)
@@ -123,7 +125,7 @@ def test_other_settings_are_an_error_that_lists_them(uninterrupted: Path, vitreo
     assert "lr: " in result.stderr
     assert "0.5 now" in result.stderr
     assert "duration: '40steps' in the run, '50 steps' now" in result.stderr
-    assert "workers" not in result.stderr  # that changes nothing
+    assert "workers" not in result.stderr  # may differ on resume
 
 
 def test_other_data_is_an_error(uninterrupted: Path, tmp_path: Path, folder: Path) -> None:
@@ -135,7 +137,7 @@ def test_other_data_is_an_error(uninterrupted: Path, tmp_path: Path, folder: Pat
     with pytest.raises(VitreousError, match="the data has changed since"):
         resume(run, data=other, quiet=True)
     shutil.rmtree(other)
-    shutil.copytree(folder, other)  # moved, and the same
+    shutil.copytree(folder, other)  # moved, with the same content
     resume(run, data=other, quiet=True)
     assert same_weights(uninterrupted, run)
 
@@ -146,13 +148,13 @@ def test_renamed_images_are_an_error(uninterrupted: Path, tmp_path: Path, folder
     (run / "result.json").unlink()
     shutil.copytree(folder, other)
     first = sorted((other / "rot").iterdir())[0]
-    first.rename(first.with_name("000b.jpg"))  # as many, in the same order
+    first.rename(first.with_name("000b.jpg"))  # the same number, in the same order
     with pytest.raises(VitreousError, match="the data has changed since"):
         resume(run, data=other, quiet=True)
 
 
 def test_cache_setting_is_kept(uninterrupted: Path, vitreous) -> None:
-    """Held images are cropped by the device, others by Pillow: the bits would not be the same."""
+    """Cached images are cropped on the device and others by Pillow, with different rounding."""
     assert json.loads((uninterrupted / "config.json").read_text())["config"]["cache"] == "never"
     result = vitreous("train", "--resume", uninterrupted, "--cache", "always")
     assert result.returncode == 2
@@ -226,7 +228,7 @@ def test_load_of_a_run_gives_the_best_weights(uninterrupted: Path) -> None:
 
 
 def test_resume_while_old_workers_are_alive(folder: Path, tmp_path: Path) -> None:
-    """And what it was writing is swept away."""
+    """Its partial files are removed."""
     run = tmp_path / "run"
     kill_at(start("train", folder, *WORKING, "--duration", "4000steps", "--out", "run", cwd=tmp_path), run, 10)
     (run / ".best.safetensors.123.tmp").write_bytes(b"half of it")

@@ -1,4 +1,4 @@
-"""Links, pipes and devices in a run directory, which may come from anywhere: nothing waits or is written elsewhere."""
+"""Links, pipes and devices in an untrusted run directory: nothing blocks, and nothing is written elsewhere."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from vitreous.training.state import newest_state
 
 
 def use(run: Path) -> str:
-    """What a run says of its directory when it begins to write there."""
+    """Lock a run directory and write to it; return the error message."""
     try:
         with RunDirectory(run).locked():
             RunDirectory(run).record({"step": 1})

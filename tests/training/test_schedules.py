@@ -1,4 +1,4 @@
-"""Learning rates step by step, beside tables written out by hand or summed up by brute force."""
+"""Learning-rate factors step by step, compared with tables and sums."""
 
 import math
 import pickle
@@ -14,7 +14,7 @@ from vitreous.training.optim.schedules import build_schedule
 
 
 def table(total: int, **options: Any) -> list[float]:
-    """All factors of a run with batches of 10 from 100 images."""
+    """Return the factors of all steps, for batches of 10 from 100 images."""
     settings = Schedule(**{"warmup": "0%", **options})
     factor = build_schedule(settings, total_steps=total, batch_size=10, images=100)
     return [factor(step) for step in range(total)]
@@ -77,7 +77,9 @@ def test_rsqrt_timescale() -> None:
     st.sampled_from(["cosine", "linear", "constant", "rsqrt"]),
     st.floats(0, 1),
 )
-def test_factor_rises_in_warmup_and_never_after(total: int, warmup: int, cooldown: int, schedule: Any, final: float) -> None:
+def test_factor_rises_in_warmup_and_never_after(
+    total: int, warmup: int, cooldown: int, schedule: Any, final: float
+) -> None:
     falls = schedule in ("cosine", "linear")
     options = {
         "schedule": schedule,

@@ -1,4 +1,4 @@
-"""States on disk: back to the bit, two of them, and never a damaged one."""
+"""Saved states: restored exactly, two are kept, and damaged ones are skipped."""
 
 import json
 import os
@@ -33,23 +33,23 @@ PROGRESS = RunProgress(step=3, seconds=1.25, best=BestWeights(0.1 + 0.2, 0.5, 2,
 
 
 def loop(optimiser: str, seed: int = 0, ema: float = 0.9) -> TrainingLoop:
-    """A small run that has not begun, with weights at random."""
+    """A small run before its first step, with random weights."""
     images = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), dtype=np.uint8)
     data = DataSet("noise", ("a", "b", "c"), 3, ArraySource(images, torch.arange(16) % 3, "noise"))
-    wishes = config(Path(), optimiser=optimiser, ema=ema, dropout=0.1, batch_size=8, evaluate_every=None)
-    made, world, teller = make_plan(data, wishes, World()), World(), ProgressReporter(quiet=True)
-    fed = build_loaders(data, made, world, teller)
-    engine = build_engine(data, made, fed)
+    settings = config(Path(), optimiser=optimiser, ema=ema, dropout=0.1, batch_size=8, evaluate_every=None)
+    plan, world, reporter = make_plan(data, settings, World()), World(), ProgressReporter(quiet=True)
+    loaders = build_loaders(data, plan, world, reporter)
+    engine = build_engine(data, plan, loaders)
     draw(engine.model, seed).train()
     torch.manual_seed(seed)
-    return TrainingLoop(made, fed, engine, RunDirectory(Path()), teller, world)
+    return TrainingLoop(plan, loaders, engine, RunDirectory(Path()), reporter, world)
 
 
 def train(loop: TrainingLoop, first: int, last: int) -> None:
     for step, batch in enumerate(loop.loaders.train.batches(first, last), first):
         loop.engine.optimisers.set_factor(1 / (1 + step))
         loop.engine.step(batch, step, 8, World())
-        torch.rand(1)  # whatever else draws
+        torch.rand(1)  # other code that draws random numbers
 
 
 def flat(tree: Any, name: str = "") -> dict[str, Tensor]:
@@ -74,10 +74,10 @@ def test_restored_state_is_exact(tmp_path: Path, optimiser: str, ema: float) -> 
     saved = {name: tensor.clone() for name, tensor in flat(whole.tensors()).items()}
     moments = [name for name in saved if name.startswith("/optimiser/")]
     assert len(moments) >= len(list(whole.engine.model.parameters()))
-    assert all(saved[name].any() for name in moments if "bias" not in name)  # there is something to lose
+    assert all(saved[name].any() for name in moments if "bias" not in name)  # the optimiser state is not zero
     train(whole, 3, 5)
 
-    other = loop(optimiser, seed=1, ema=ema)  # another process, with other numbers in it
+    other = loop(optimiser, seed=1, ema=ema)  # as in another process, with other random numbers
     found, progress = state.newest_state(tmp_path / "state")
     assert found == path
     other.restore(found, progress)
@@ -100,7 +100,7 @@ def test_state_saved_before_the_first_step(tmp_path: Path) -> None:
     assert equal(other.tensors(), whole.tensors())
 
 
-# ---------------------------------------------------------------- plain trees, which are quicker
+# ---------------------------------------------------------------- states of a few tensors
 
 
 def tree(seed: int, rows: int = 5) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def test_state_of_another_model_is_an_error(tmp_path: Path) -> None:
 
 
 class Payload:
-    """A pickle that leaves a mark when it is opened."""
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, mark: Path):
         self.mark = mark
@@ -239,7 +239,7 @@ class Payload:
 
 
 def test_loading_a_state_runs_no_code(tmp_path: Path) -> None:
-    """Whatever is in the folder: pickles of the older format and of any other name."""
+    """For pickles under any name in the folder."""
     folder, mark = tmp_path / "state", tmp_path / "mark"
     older, newer = save(folder, 1, 2)
     for name in ("tensors.safetensors", ".metadata", "__0_0.distcp"):
@@ -261,7 +261,7 @@ def test_state_of_version_0_1_0_is_an_error(tmp_path: Path) -> None:
 
 
 def test_failed_rename_leaves_the_older_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the same step is saved again: the old one is not moved away before the new one has its name."""
+    """Also if the same step is saved again: the old state is removed after the new one is complete."""
     folder = tmp_path / "state"
     (older,) = save(folder, 5)
 
@@ -278,7 +278,7 @@ def test_failed_rename_leaves_the_older_state(tmp_path: Path, monkeypatch: pytes
 
 
 def test_damaged_states_do_not_count_as_kept(tmp_path: Path) -> None:
-    """Two whole ones are kept, whatever lies between them."""
+    """Two undamaged states are kept, with a damaged one between them."""
     folder = tmp_path / "state"
     first, second, third = (*save(folder, 1, 2), folder / "step-000000003")
     state._verified.clear()  # as in another process
@@ -290,7 +290,7 @@ def test_damaged_states_do_not_count_as_kept(tmp_path: Path) -> None:
 
 
 def test_weight_files_are_restored_with_the_state(tmp_path: Path) -> None:
-    """They come back as they were then, also where later steps have replaced them."""
+    """They are restored as they were at that step, even if later steps have replaced them."""
     run, folder = tmp_path, tmp_path / "state"
     best, last = run / "best.safetensors", run / "last.safetensors"
     best.write_bytes(b"best of step 1")
@@ -302,7 +302,9 @@ def test_weight_files_are_restored_with_the_state(tmp_path: Path) -> None:
     first = state.save_state(folder, 1, tree(1), {"step": 1}, weights())
     last.write_bytes(b"step 2")
     second = state.save_state(folder, 2, tree(2), {"step": 2}, weights())
-    assert (first / best.name).stat().st_ino == (second / best.name).stat().st_ino  # unchanged: one copy for both
+    assert (first / best.name).stat().st_ino == (
+        second / best.name
+    ).stat().st_ino  # unchanged, so that both states share one copy
     best.write_bytes(b"of steps that are lost")
     state.restore_weight_files(second, run, dict.fromkeys(("best.safetensors", "last.safetensors"), ""))
     assert (best.read_bytes(), last.read_bytes()) == (b"best of step 1", b"step 2")
@@ -311,7 +313,7 @@ def test_weight_files_are_restored_with_the_state(tmp_path: Path) -> None:
     with pytest.warns(VitreousWarning, match=r"last\.safetensors is damaged"):
         assert state.newest_state(folder)[0] == first
     expected = weights()
-    flip(last)  # on the disk, after it was written
+    flip(last)  # damaged after it was written
     with pytest.raises(VitreousError, match=r"last\.safetensors was changed after it was written"):
         state.save_state(folder, 3, tree(3), {"step": 3}, expected)
 
@@ -332,7 +334,7 @@ def test_disk_error_leaves_the_older_states(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_full_disk_during_a_write(tmp_path: Path) -> None:
-    """A limit on the size of files: the system refuses to write on, as a full disk does."""
+    """A limit on the file size makes a write fail half-way, as a full disk does."""
     folder = tmp_path / "state"
     (older,) = save(folder, 1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

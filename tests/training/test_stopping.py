@@ -1,4 +1,4 @@
-"""However a run is ended from outside, everything up to then is saved, and it says how to go on."""
+"""A run that is stopped by a signal or an error saves its state, and prints the command to continue."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from vitreous.training import loop as training_loop
 from vitreous.training import state
 from vitreous.training.signals import Stopped
 
-# Images are decoded by workers at every step; no state is saved before the run is told to stop.
+# Images are decoded by workers at every step; no state is saved before the run is stopped.
 DECODING = (*TINY_RUN, "--workers", "2", "--cache", "never", "--save-minutes", "60", "--out", "run")
 
 
@@ -34,7 +34,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def stopped(process: subprocess.Popen[str], run: Path, number: int, words: str) -> None:
-    """It ended as one that was asked to, in one sentence, with all steps saved."""
+    """Check that the run ended with this exit status and message, without a traceback, and saved its last step."""
     _, error = process.communicate(timeout=120)
     assert process.returncode == number, error
     assert "Traceback" not in error
@@ -44,7 +44,7 @@ def stopped(process: subprocess.Popen[str], run: Path, number: int, words: str) 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 1), (signal.SIGTERM, 13), (signal.SIGHUP, 7)])
 def test_signal_to_the_process_group(whole: Path, folder: Path, tmp_path: Path, number: int, step: int) -> None:
-    """As systemd and SLURM stop a job, and as a terminal that is closed: workers get it too."""
+    """As systemd, SLURM or a closed terminal stop a job: the workers get the signal too."""
     run = tmp_path / "run"
     process = start("train", folder, *DECODING, cwd=tmp_path, start_new_session=True)
     wait_for(process, run, step)
@@ -78,9 +78,9 @@ def test_killed_worker(whole: Path, folder: Path, tmp_path: Path) -> None:
 def test_error_between_steps(
     whole: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Also in the middle of an evaluation, which is then done again."""
-    run, wishes = tmp_path / "run", config(tmp_path / "run", duration="40steps", evaluate_every="10steps", workers=0)
-    wishes = wishes.with_(cache="never", save_minutes=60.0)
+    """Also during an evaluation, which is then repeated."""
+    run, settings = tmp_path / "run", config(tmp_path / "run", duration="40steps", evaluate_every="10steps", workers=0)
+    settings = settings.with_(cache="never", save_minutes=60.0)
     known = getattr(training_loop.TrainingLoop, place)
 
     def fail(self: training_loop.TrainingLoop, *arguments: Any, **options: Any) -> Any:
@@ -93,14 +93,14 @@ def test_error_between_steps(
     with monkeypatch.context() as patch:
         patch.setattr(training_loop.TrainingLoop, place, fail)
         with pytest.raises(OSError, match="Input/output error"):
-            train(folder, wishes, quiet=True)
+            train(folder, settings, quiet=True)
     assert [path.name for path in state.list_states(run / "state")] == ["step-000000020"]
     resume(run, quiet=True)
     assert same(run, whole)
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, place: str, act: Callable[[Path], None]) -> None:
-    """Do something once, when a run comes to a place in its loop at this step."""
+    """Call `act` once, before this method of the training loop at this step."""
     known, done = getattr(training_loop.TrainingLoop, place), []
 
     def replaced(self: training_loop.TrainingLoop, *arguments: Any, **options: Any) -> Any:
@@ -114,7 +114,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, place: str, act: Callabl
 
 @pytest.mark.parametrize("place", ["_log", "save"])
 def test_signal_in_the_last_step(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """Also while the last state is being saved: it is saved, and the run stops before it measures anything."""
+    """Also while the last state is being saved: the run stops before the final evaluation."""
     run = tmp_path / "run"
     at_step(monkeypatch, 12, place, lambda _: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Stopped, match="stopped at step 12 of 12, everything is saved") as stop:
@@ -125,7 +125,7 @@ def test_signal_in_the_last_step(folder: Path, tmp_path: Path, monkeypatch: pyte
 
 
 def test_log_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps are saved all the same."""
+    """The state is saved anyway."""
     run = tmp_path / "run"
 
     def block(run: Path) -> None:
@@ -141,7 +141,7 @@ def test_log_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_best_weights_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The evaluation is done again when the run goes on, and selects the same weights."""
+    """The evaluation is repeated on resume, and selects the same weights."""
     train(folder, config(tmp_path / "whole", evaluate_every="12 steps"), quiet=True)
     run = tmp_path / "run"
     at_step(monkeypatch, 5, "_step", lambda run: (run / "best.safetensors").mkdir())
@@ -152,10 +152,8 @@ def test_best_weights_cannot_be_written(folder: Path, tmp_path: Path, monkeypatc
     assert same(run, tmp_path / "whole")
 
 
-def test_error_during_an_update_saves_nothing(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are those of no step then."""
+def test_error_during_an_update_saves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights belong to no step then."""
     from vitreous.training.optim.ema import Ema
 
     def fail(self: Ema, step: int) -> None:
@@ -169,7 +167,7 @@ def test_error_during_an_update_saves_nothing(
 
 @pytest.fixture(scope="module")
 def stopped_run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped between two evaluations, after the second."""
+    """A run that was stopped after its second evaluation."""
     place = tmp_path_factory.mktemp("half")
     _, error = kill_at(start("train", folder, *DECODING, cwd=place), place / "run", 23, signal.SIGINT)
     assert state.list_states(place / "run" / "state"), error
@@ -178,12 +176,12 @@ def stopped_run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def half(stopped_run: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of the stopped run."""
     return Path(shutil.copytree(stopped_run, tmp_path / "run"))
 
 
 def test_damaged_weight_files_are_restored(whole: Path, half: Path) -> None:
-    """The state knows them: a flipped bit, or the weights of steps that are lost, do not get into the result."""
+    """The state contains copies: a flipped bit, or weights of later steps, do not affect the result."""
     for name in ("best.safetensors", "last.safetensors"):
         content = bytearray((half / name).read_bytes())
         content[-5] ^= 1
@@ -203,14 +201,14 @@ def test_damaged_log(whole: Path, half: Path) -> None:
 
 
 def copy_unmeasured(whole: Path, run: Path) -> Path:
-    """A run whose training is complete, and whose weights have not been measured yet."""
+    """Copy a run as it is before the final evaluation."""
     shutil.copytree(whole, run)
     (run / "result.json").unlink()
     return run
 
 
 def test_unexpected_lines_in_the_log(whole: Path, tmp_path: Path) -> None:
-    """A damaged byte can leave a line that is JSON, but not what the report needs."""
+    """A damaged line may still be valid JSON."""
     run = copy_unmeasured(whole, tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "event", "step": 3, "tezt": "x"}\n{"kind": "event", "text": "x"}\n')
@@ -239,7 +237,7 @@ def test_damaged_result(whole: Path, tmp_path: Path) -> None:
 
 
 def test_damaged_config(whole: Path, tmp_path: Path) -> None:
-    """It is found out before anything is computed."""
+    """It is an error before anything is computed."""
     run = copy_unmeasured(whole, tmp_path / "run")
     content = (run / "config.json").read_text()
     for name in ("choices", "command", "environment", "why"):

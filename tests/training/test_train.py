@@ -1,4 +1,4 @@
-"""The whole command on real files: what it makes, what it says, and what stops it."""
+"""`vitreous train` on real files: its results, its output and its errors."""
 
 import json
 import resource
@@ -37,8 +37,8 @@ def test_train_on_a_folder(folder: Path, tmp_path: Path, vitreous_process) -> No
     assert all(choice["why"] for choice in stored["choices"])
     assert "19.4% for validation, held out from train, stratified, seed 0" in stored["split"]
     found = json.loads((run / "result.json").read_text())["result"]
-    assert found["top1"] > 0.8  # three colours
-    # What was measured is what the file gives, image by image.
+    assert found["top1"] > 0.8  # three colours are easy to classify
+    # The result equals the predictions of the saved file.
     model = load(run / "best.safetensors")
     answers = [p.top[0].label == Path(p.image).parent.name for p in predict(model, sorted(folder.rglob("*.jpg")))]
     assert np.mean(answers) > 0.8
@@ -53,7 +53,7 @@ def test_runs_with_the_same_seed_are_identical(folder: Path, tmp_path: Path) -> 
 
 
 def test_micro_batches_give_the_same_weights(folder: Path, tmp_path: Path) -> None:
-    """Mixing and dropping too: what is drawn for an image does not depend on what it is passed with."""
+    """Also with mixup and dropout: random draws of an image do not depend on its micro-batch."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(folder, config(whole, **STRONG, optimiser="sgd", lr=0.05), quiet=True)
     train(folder, config(parts, **STRONG, optimiser="sgd", lr=0.05, micro_batch=4), quiet=True)
@@ -86,7 +86,7 @@ def test_several_labels_from_a_manifest(folder: Path, tmp_path: Path) -> None:
 
 
 def test_every_setting_can_be_given(folder: Path, tmp_path: Path) -> None:
-    """One run that uses every corner of the config at once."""
+    """One run with all settings given."""
     outcome = train(
         folder,
         config(
@@ -155,7 +155,7 @@ def test_tensorboard_and_wandb(folder: Path, tmp_path: Path, monkeypatch: pytest
     assert list((run / "wandb").glob("offline-run-*/*.wandb"))
 
 
-# ---------------------------------------------------------------- images that cannot be read
+# ---------------------------------------------------------------- unreadable images
 
 
 def broken(folder: Path, target: Path, count: int) -> Path:
@@ -218,7 +218,7 @@ def test_image_deleted_during_the_run(folder: Path, tmp_path: Path) -> None:
     assert after.labels[3] == source.labels[(index + 1) % len(source)]
 
 
-# ---------------------------------------------------------------- what stops it
+# ---------------------------------------------------------------- errors
 
 
 def test_loss_is_nan(folder: Path, tmp_path: Path, vitreous) -> None:
@@ -265,7 +265,7 @@ def test_command_errors(tmp_path: Path, vitreous, prepare: Any, arguments: Any, 
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
-    assert {path for path in tmp_path.rglob("*") if path.suffix != ".npz"} == before  # nothing is left behind
+    assert {path for path in tmp_path.rglob("*") if path.suffix != ".npz"} == before  # no files are left
 
 
 def test_empty_class_is_an_error(folder: Path, tmp_path: Path, vitreous) -> None:
@@ -283,7 +283,7 @@ def test_existing_run_directory_is_an_error(folder: Path, tmp_path: Path) -> Non
 
 
 def test_full_disk(folder: Path, tmp_path: Path, vitreous, vitreous_process) -> None:
-    """A limit on the size of files stands in for the disk: the system refuses to write on, in the same way."""
+    """A limit on the file size makes writes fail, as a full disk does."""
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
@@ -293,7 +293,7 @@ def test_full_disk(folder: Path, tmp_path: Path, vitreous, vitreous_process) -> 
     assert "File too large" in result.stderr
     assert "Traceback" not in result.stderr
     assert not list((tmp_path / "run").rglob("*.tmp"))
-    result = vitreous("train", "--resume", "run")  # there is room again
+    result = vitreous("train", "--resume", "run")  # without the limit
     assert result.returncode == 0, result.stderr
 
 
@@ -325,7 +325,7 @@ def test_fp8_states_its_error() -> None:
 
 
 def test_grey_tiny_and_tall_images(tmp_path: Path) -> None:
-    """The choice by the data holds for odd data."""
+    """Chosen settings work for unusual data."""
     random = np.random.default_rng(1)
     for shape, channels in (((5, 7), 1), ((40, 12), 3), ((300, 200), 3)):
         pixels = random.integers(0, 256, (12, *shape, channels), dtype=np.uint8)
@@ -338,7 +338,7 @@ def test_grey_tiny_and_tall_images(tmp_path: Path) -> None:
 
 
 def test_images_of_all_modes(tmp_path: Path) -> None:
-    """Palette, alpha, 16 bits, CMYK: as folders hold them."""
+    """Palette, alpha, 16 bits, CMYK."""
     draw_folder(tmp_path / "data", images=6)
     red = tmp_path / "data" / "rot"
     Image.new("P", (30, 20)).save(red / "p.PNG")
@@ -400,7 +400,7 @@ def test_open_file_limit(tmp_path: Path, vitreous_process) -> None:
 
 
 def test_no_positive_labels_in_validation(folder: Path, tmp_path: Path) -> None:
-    """Mean average precision is not defined there: the last weights are the best, and the run ends well."""
+    """Mean average precision is undefined there: the last weights are kept as the best."""
     paths = sorted(folder.rglob("*.jpg"))
     rows = [{"path": str(p), "labels": [p.parent.name], "split": "train"} for p in paths[:40]]
     rows += [{"path": str(p), "labels": [], "split": "val"} for p in paths[40:]]
@@ -448,7 +448,7 @@ def test_printed_next_commands_work(folder: Path, tmp_path: Path, vitreous) -> N
 def test_run_that_does_not_fit_into_memory_is_an_error(
     folder: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    """The system would end the process when its memory is used up."""
+    """The system would kill the process when memory runs out."""
     none = dict.fromkeys(("patch_size", "heads", "mlp_dim")) if "model" in changes else {}
     with pytest.raises(VitreousError, match=f"would take about .* GiB of memory .*{words}"):
         train(folder, config(tmp_path / "run", **none, **changes), quiet=True)

@@ -1,4 +1,4 @@
-"""Training where it is meant to run: compiled, in bf16, on a GPU."""
+"""Training on a GPU: compiled, in bf16."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 
 def stop_at(run: Path, step: int) -> None:
-    """Send SIGTERM to this process once the run has come to a step."""
+    """Send SIGTERM to this process when the run reaches a step."""
 
     def watch() -> None:
         while step_of(run) < step:
@@ -36,7 +36,7 @@ def test_the_digits_recipe(tmp_path: Path) -> None:
     assert outcome.result.top1 >= 0.98
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "gpu" in stored["environment"]
-    assert not [r for r in records(tmp_path / "run", "event") if "compiled" in r["text"]]  # it did not fall back
+    assert not [r for r in records(tmp_path / "run", "event") if "compiled" in r["text"]]  # no fallback
     assert (tmp_path / "run" / "report.html").is_file()
 
 
@@ -63,7 +63,7 @@ def test_out_of_memory_halves_the_micro_batch(folder: Path, tmp_path: Path) -> N
     }  # fmt: skip
     plenty, tight = tmp_path / "plenty", tmp_path / "tight"
     train(folder, config(plenty, **options), quiet=True)
-    gc.collect()  # what other tests have left
+    gc.collect()  # memory of other tests
     torch.cuda.empty_cache()
     limit = torch.cuda.memory_reserved() + 2e9
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)

@@ -1,9 +1,9 @@
-"""What a ViT looks at: an image, and the attention of the class token from layer to layer.
+"""Draw the attention of the class token in several layers, for one image.
 
     python examples/attention.py deit_tiny_patch16_224.safetensors photo.jpg attention.png
 
-The weights are any ViT's that `vitreous.load` opens (a bare file is taken for a DeiT). Without a photo, a flower that
-comes with scikit-learn is used. It is shown in its own shape, cut to whole patches.
+The weights are any ViT that `vitreous.load` opens; a file without preprocessing is treated as a DeiT. Without a photo,
+a flower that comes with scikit-learn is used. The image keeps its aspect ratio and is cropped to whole patches.
 """
 
 import argparse
@@ -16,30 +16,33 @@ from vitreous.inspection.figures import MapLayout, draw_map_table
 from vitreous.utils.figures import render_figure
 from vitreous.utils.images import decode
 
-LAYERS = (1, 4, 7, 10)
+LAYERS = (1, 4, 7, 10)  # of 12; scaled to the depth of the model
 LONG_SIDE = 480
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("weights", type=Path)
-    parser.add_argument("photo", type=Path, nargs="?")
-    parser.add_argument("out", type=Path, nargs="?", default=Path("attention.png"))
+    parser.add_argument("weights", help="checkpoint of a ViT")
+    parser.add_argument("photo", type=Path, nargs="?", help="image file (default: a flower from scikit-learn)")
+    parser.add_argument(
+        "out", type=Path, nargs="?", default=Path("attention.png"), help="PNG to write (default: attention.png)"
+    )
     arguments = parser.parse_args()
     try:
         model = vitreous.load(arguments.weights, preprocessing="deit")
         image = decode(arguments.photo) if arguments.photo else photographs()[0][1]
         image.thumbnail((LONG_SIDE, LONG_SIDE))
-        shown = model.preprocessing.at((image.height // 16 * 16, image.width // 16 * 16))
-        found = inspection.attention(model, shown(image)[None], LAYERS)
+        preprocessing = model.preprocessing.at((image.height // 16 * 16, image.width // 16 * 16))
+        layers = [layer * model.config.depth // 12 for layer in LAYERS]
+        found = inspection.attention(model, preprocessing(image)[None], layers)
     except vitreous.VitreousError as error:
         parser.error(str(error))
     heads = found.seen_from().mean(2)[:, 0]  # (layers, rows, cols), averaged over heads
-    titles = [f"layer {layer + 1}" for layer in LAYERS]
+    titles = [f"layer {layer + 1}" for layer in layers]
     layout = MapLayout("attention of the class token", single_row=True)
-    figure = draw_map_table(heads[None], [""], titles, "attention weight", shown.pixels(image), layout)
+    figure = draw_map_table(heads[None], [""], titles, "attention weight", preprocessing.pixels(image), layout)
     arguments.out.write_bytes(render_figure(figure, "png", 110))
-    print(f"{found.grid[0]} x {found.grid[1]} patches; drawn to {arguments.out}")
+    print(f"{found.grid[0]} x {found.grid[1]} patches; wrote {arguments.out}")
 
 
 if __name__ == "__main__":

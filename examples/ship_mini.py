@@ -1,14 +1,13 @@
-"""The best weights of a training run as the checkpoint that comes with the package.
+"""Write the checkpoint that comes with the package from the best weights of a training run.
 
     python examples/mini_data.py cifar10.npz imagenette/ mini.npz
     vitreous train mini.npz --recipe vitreous_mini --out runs/mini
     python examples/ship_mini.py runs/mini mini.npz
 
-The last blocks of a classifier know little more than its classes: what they make of an image is worth less for other
-tasks than what the blocks below them do. So the run trains more blocks than are shipped. Those that the zoo's
-vitreous-mini has are kept, and a linear head is fitted to them, with the training images as they are. Weights are
-rounded to 16 bits, and the file takes the place of the old one when all of it is written. The numbers of the model
-card, which lies beside the file, are to be measured anew then.
+The features of a classifier's last blocks are specific to its classes and transfer worse than those of earlier blocks.
+So the run trains more blocks than are shipped. This script keeps the blocks of the zoo's vitreous-mini and fits a
+linear head on the training images without augmentation. Weights are rounded to float16. The new file replaces the old
+one when it is complete. Afterwards, measure the numbers of the model card next to the file again.
 """
 
 import argparse
@@ -33,15 +32,15 @@ from vitreous.weights.compatibility import TRAINING_FIELDS
 from vitreous.weights.load_report import LoadReport
 
 NAME = "vitreous-mini"
-MOST_BYTES = 8_000_000
+MAX_BYTES = 8_000_000
 ORIGIN = {"trained_on": "CIFAR-10 and Imagenette (training images)", "made_by": "examples/ship_mini.py"}
-EXAMPLES = 20_000  # training images that the head is fitted to
-DECAY = 1e-3  # of its weights, for standardised features
+EXAMPLES = 20_000  # training images for the head
+DECAY = 1e-3  # weight decay of the head, for standardised features
 
 
-def cut(run: Path) -> vitreous.VisionTransformer:
-    """The run's best model without its last blocks. Its head and final norm went with them: a new norm is plain."""
-    whole = vitreous.load(run)  # of a run directory, best.safetensors
+def truncated_model(run: Path) -> vitreous.VisionTransformer:
+    """Return the run's best model without its last blocks, with a new final norm and a new head."""
+    whole = vitreous.load(run)  # best.safetensors of the run directory
     if not isinstance(whole, vitreous.VisionTransformer):
         raise VitreousError(f"{run}: not a ViT")
     wanted = zoo.config(NAME)
@@ -63,14 +62,14 @@ def cut(run: Path) -> vitreous.VisionTransformer:
 
 
 def fit_head(model: vitreous.VisionTransformer, data: str) -> float:
-    """Softmax regression on features; how many of the images that were held out from training it gets right."""
+    """Fit the head by softmax regression on features. Return its accuracy on the validation images."""
     opened = vitreous.open_data(data)
     if opened.classes != CLASSES or opened.val is None:
-        raise VitreousError(f"{data}: not what mini_data.py makes")
+        raise VitreousError(f"{data}: not a file of mini_data.py")
     order = torch.randperm(len(opened.train), generator=torch.Generator().manual_seed(0))
     x, y = extract_features(model, loader(Subset(opened.train, order[:EXAMPLES]), model))
     mean, std = x.mean(0), x.std(0) + 1e-6
-    weight, bias = regression((x - mean) / std, y)
+    weight, bias = softmax_regression((x - mean) / std, y)
     with torch.no_grad():
         model.head.weight.copy_((weight / std[:, None]).T)
         model.head.bias.copy_(bias - (mean / std) @ weight)
@@ -82,43 +81,48 @@ def loader(source: Source, model: vitreous.VisionTransformer) -> EvalLoader:
     return EvalLoader(source, ScanResult({}), EvalTransform(model.preprocessing), 100, 0, torch.device("cpu"))
 
 
-def regression(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def softmax_regression(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     weight, bias = torch.zeros(x.shape[1], len(CLASSES)), torch.zeros(len(CLASSES))
-    search = torch.optim.LBFGS(
+    optimiser = torch.optim.LBFGS(
         [weight.requires_grad_(), bias.requires_grad_()], max_iter=200, line_search_fn="strong_wolfe"
     )
 
     def loss() -> Tensor:
-        search.zero_grad()
+        optimiser.zero_grad()
         value = F.cross_entropy(x @ weight + bias, y) + DECAY * weight.square().sum()
         value.backward()
         return value
 
-    search.step(loss)
+    optimiser.step(loss)
     return weight.detach(), bias.detach()
 
 
-def rounded(model: vitreous.VisionTransformer) -> vitreous.VisionTransformer:
+def to_half(model: vitreous.VisionTransformer) -> vitreous.VisionTransformer:
     model.half()
-    if lost := [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]:
-        raise VitreousError(f"too large for 16 bits: {', '.join(lost)}")
+    if too_large := [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]:
+        raise VitreousError(f"weights too large for float16: {', '.join(too_large)}")
     model.report = LoadReport(NAME, "memory", "native", model.config, origin=ORIGIN)
     size = sum(p.nbytes for p in model.parameters())
-    if size > MOST_BYTES:
-        raise VitreousError(f"{size:,} bytes of weights, and no more than {MOST_BYTES:,} are shipped")
+    if size > MAX_BYTES:
+        raise VitreousError(f"{size:,} bytes of weights, and the limit is {MAX_BYTES:,}")
     return model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("data", help="what mini_data.py made")
-    parser.add_argument("--out", type=Path, default=shipped.FOLDER / f"{NAME}.safetensors")
+    parser.add_argument("run", type=Path, help="run directory of the recipe vitreous_mini")
+    parser.add_argument("data", help="the .npz that mini_data.py wrote")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=shipped.FOLDER / f"{NAME}.safetensors",
+        help="file to write (default: the shipped file)",
+    )
     options = parser.parse_args()
     try:
-        model = cut(options.run)
-        print(f"of the images held out from training {fit_head(model, options.data):.1%} are right")
-        vitreous.save(rounded(model), options.out)
+        model = truncated_model(options.run)
+        print(f"accuracy on the validation images: {fit_head(model, options.data):.1%}")
+        vitreous.save(to_half(model), options.out)
     except VitreousError as error:
         raise SystemExit(str(error)) from error
     print(f"{options.out}: {options.out.stat().st_size:,} bytes")

@@ -50,7 +50,7 @@ def test_all_pages_state_its_size() -> None:
         assert lines
         assert all(size in line for line in lines), page.name
     millions = sum(p.numel() for p in vitreous.load(NAME).parameters()) / 1e6
-    assert f"a ViT of {millions:.1f} million parameters" in (ROOT / "docs" / "weights.md").read_text()
+    assert f"a ViT with {millions:.1f} million parameters" in (ROOT / "docs" / "weights.md").read_text()
 
 
 def test_it_was_trained_and_its_card_says_how() -> None:
@@ -156,7 +156,7 @@ def test_a_run_is_shipped_without_its_last_blocks(tmp_path: Path, data: Path) ->
     vitreous.save(model, tmp_path / "best.safetensors")
     result = ship(tmp_path, data, out)
     assert result.returncode == 0, result.stderr
-    assert "of the images held out from training 100.0% are right" in result.stdout
+    assert "accuracy on the validation images: 100.0%" in result.stdout
     made = vitreous.load(out)
     assert made.config == zoo.config(NAME)
     assert (made.labels, made.preprocessing) == (model.labels, model.preprocessing)
@@ -191,8 +191,8 @@ def test_what_does_not_fit_is_not_shipped(tmp_path: Path, data: Path, fault: str
         "width": "not the zoo's vitreous-mini: ",
         "depth": "depth is 2, less than 7",
         "labels": "its classes are 0, 1",
-        "large": "too large for 16",
-        "data": "not what mini_data.py makes",
+        "large": "too large for float16",
+        "data": "not a file of mini_data.py",
     }
     assert sentence[fault] in result.stderr
     assert "Traceback" not in result.stderr

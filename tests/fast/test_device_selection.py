@@ -28,7 +28,7 @@ if importlib.util.find_spec("triton") is None:
 from vitreous.benchmark.machine import time_steps
 from vitreous.fast import cublaslt, cuda_graphs, kernels, short_attention
 from vitreous.fast.cuda_graphs import GraphedFunction
-from vitreous.training.graphs import CapturedPass
+from vitreous.training.captured_pass import CapturedPass
 
 
 class OnFirst(torch.Tensor):

@@ -22,8 +22,8 @@ from vitreous.models.cost import cost
 from vitreous.models.drop import keyed_drops
 from vitreous.models.standard import Structure, differences, hooked, is_compiled
 from vitreous.models.vit import VisionTransformer
+from vitreous.training.captured_pass import CapturedPass
 from vitreous.training.distributed import World
-from vitreous.training.graphs import CapturedPass
 from vitreous.training.optim.ema import Ema
 from vitreous.training.optim.losses import Loss
 from vitreous.training.optim.optimisers import Optimisers, clip_gradients_

@@ -81,13 +81,13 @@ def mixes_pairs(config: TrainConfig) -> bool:
     return bool(config.augmentation.mixup or config.augmentation.cutmix)
 
 
-def check_unused_options(given: TrainConfig, settled: TrainConfig, data: DataSet) -> None:
-    """Raise an error for options that would have no effect. `settled`: `given` with defaults chosen from the data."""
-    requested, augmentation, tuning = given.augmentation, settled.augmentation, given.finetuning
+def check_unused_options(given: TrainConfig, config: TrainConfig, data: DataSet) -> None:
+    """Raise an error for options that would have no effect. `config`: `given` with defaults chosen from the data."""
+    requested, augmentation, tuning = given.augmentation, config.augmentation, given.finetuning
     if given.optimiser.lr is not None and tuning.lr_candidates:
         raise VitreousError("lr and lr_candidates: give one learning rate, or several to select from")
     for name in ("dev_fraction", "candidate_duration"):
-        if getattr(tuning, name) != getattr(Finetuning(), name) and not settled.finetuning.lr_candidates:
+        if getattr(tuning, name) != getattr(Finetuning(), name) and not config.finetuning.lr_candidates:
             raise VitreousError(f"{name}: has no effect without lr_candidates")
     if given.architecture.start is None and given.architecture.preprocessing is not None:
         raise VitreousError("preprocessing: describes the weights to start from, and none are given (--from)")
@@ -100,36 +100,34 @@ def check_unused_options(given: TrainConfig, settled: TrainConfig, data: DataSet
         )
     if (requested.aspect or 1) != 1 and augmentation.crop == 1:
         raise VitreousError(f"aspect = {requested.aspect}: has no effect, since crop = 1 (there are no crops)")
-    if given.run.best_by is not None and data.val is None and not settled.finetuning.lr_candidates:
+    if given.run.best_by is not None and data.val is None and not config.finetuning.lr_candidates:
         raise VitreousError("best_by: there are no validation images to select by (val_fraction = 0)")
 
 
 def unused_option_notes(
-    given: TrainConfig, settled: TrainConfig, data: DataSet, model: VisionTransformer | BiT, evaluations: int
+    given: TrainConfig, config: TrainConfig, data: DataSet, model: VisionTransformer | BiT, evaluations: int
 ) -> Iterator[str]:
     """Notes about options that have no effect in this run. `model`: with adapters, and frozen as in training."""
-    yield from _unused_optimiser_options(given, settled, model)
-    patience = settled.run.patience
+    yield from _unused_optimiser_options(given, config, model)
+    patience = config.run.patience
     if patience is not None and patience >= evaluations - 1:
         count = format_count(evaluations, "evaluation")
         yield f"patience = {patience} has no effect: the run has {count}, too few to stop before the end"
-    held_out = data.held_out or settled.finetuning.lr_candidates
-    if settled.reading.split_seed != 0 and not held_out and data.val is None:
-        yield f"split_seed = {settled.reading.split_seed} has no effect: no split is held out from train"
-    if settled.schedule.batch_size == 1 and mixes_pairs(settled):
+    held_out = data.held_out or config.finetuning.lr_candidates
+    if config.reading.split_seed != 0 and not held_out and data.val is None:
+        yield f"split_seed = {config.reading.split_seed} has no effect: no split is held out from train"
+    if config.schedule.batch_size == 1 and mixes_pairs(config):
         yield "mixup and cutmix have no effect: they mix pairs of images, and batch_size = 1"
-    micro = settled.schedule.micro_batch
-    if micro is not None and micro % 2 and mixes_pairs(settled) and settled.schedule.batch_size != 1:
+    micro = config.schedule.micro_batch
+    if micro is not None and micro % 2 and mixes_pairs(config) and config.schedule.batch_size != 1:
         yield f"micro_batch = {micro}: passes have {micro + 1} images, since mixup and cutmix mix pairs"
 
 
-def _unused_optimiser_options(
-    given: TrainConfig, settled: TrainConfig, model: VisionTransformer | BiT
-) -> Iterator[str]:
-    options = settled.optimiser
+def _unused_optimiser_options(given: TrainConfig, config: TrainConfig, model: VisionTransformer | BiT) -> Iterator[str]:
+    options = config.optimiser
     names = {name for name, _ in model.named_parameters()}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if settled.finetuning.lora:
+    if config.finetuning.lora:
         adapters = {name for name in names if "lora_" in name or name.startswith("head.")}
         for pattern in options.freeze:
             if not adapters & matching_names(pattern, names):

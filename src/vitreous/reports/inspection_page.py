@@ -22,7 +22,7 @@ from PIL import Image
 
 from vitreous.errors import VitreousError
 from vitreous.reports.html_page import HtmlPage, Section, render_page, write_html
-from vitreous.utils.html import clean, text
+from vitreous.utils.html import clean, image_url, text
 
 TINY_SIDE = 64  # images up to this size are stored losslessly and image without smoothing
 
@@ -236,7 +236,7 @@ def _figures(figures: Sequence[PageFigure]) -> str:
     html = "".join(
         f"<figure{_span(one.png)}><figcaption><h3>{text(one.title)}</h3>"
         f'<p class="quiet">{text(one.text)}</p></figcaption>'
-        f'<img alt="{text(one.title)}: {text(one.text)}" src="{_data_url(one.png, "png")}"></figure>\n'
+        f'<img alt="{text(one.title)}: {text(one.text)}" src="{image_url(one.png, "png")}"></figure>\n'
         for one in figures
     )
     return f'<div class="figures">{html}</div>' if html else ""
@@ -270,7 +270,7 @@ def _image(image: InspectedImage) -> dict[str, Any]:
     height, width = image.pixels.shape[:2]
     return {
         "name": clean(image.name),
-        "source": _image_url(image.pixels),
+        "source": _pixels_url(image.pixels),
         "size": (width, height),
         "tiny": max(width, height) <= TINY_SIDE,
         "grid": image.grid,
@@ -330,18 +330,14 @@ def _check(image: InspectedImage, page: InspectionPage) -> None:
             )
 
 
-def _image_url(pixels: NDArray[np.uint8]) -> str:
+def _pixels_url(pixels: NDArray[np.uint8]) -> str:
     """The image as a data URL: lossless for small images, otherwise JPEG."""
     file, image = io.BytesIO(), Image.fromarray(np.ascontiguousarray(pixels))
     if max(image.size) <= TINY_SIDE:
         image.save(file, "PNG", optimize=True)
-        return _data_url(file.getvalue(), "png")
+        return image_url(file.getvalue(), "png")
     image.save(file, "JPEG", quality=90, subsampling=0)
-    return _data_url(file.getvalue(), "jpeg")
-
-
-def _data_url(data: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{_base64(data)}"
+    return image_url(file.getvalue(), "jpeg")
 
 
 def _base64(data: bytes) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import math
@@ -23,7 +22,7 @@ from vitreous.reports.class_tables import MAX_COUNTED, bar, class_table, confusi
 from vitreous.reports.html_page import HtmlPage, Section, render_page, write_html
 from vitreous.reports.run_summary import RunSummary
 from vitreous.reports.training_curves import STYLES, History, best_evaluation, charts, column, comparison_charts, number
-from vitreous.utils.html import text
+from vitreous.utils.html import image_url, text
 from vitreous.utils.progress import format_duration
 
 MAX_SIDE = 224  # pixels; larger images are downscaled
@@ -241,7 +240,7 @@ def _png(picture: ExampleImage) -> tuple[str, bool]:
     image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}", tiny
+    return image_url(file.getvalue(), "png"), tiny
 
 
 def _choices(choices: Sequence[tuple[str, str, str]]) -> str:

@@ -23,3 +23,8 @@ def content_security_policy(script: str) -> str:
     return (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     )
+
+
+def image_url(data: bytes, kind: str) -> str:
+    """Return the bytes of an image file ("png" or "jpeg") as a data URL."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

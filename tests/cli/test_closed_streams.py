@@ -65,9 +65,11 @@ def test_short_commands(command: str, code: int, tmp_path: Path) -> None:
         assert found.stderr.startswith(b"vitreous: stdout cannot be written (")
 
 
+@pytest.mark.parametrize("workers", ["", "--workers 2 --cache never"])
 @pytest.mark.parametrize("closed", ["| head -1", ">&- 2>&- <&-"])
-def test_training_continues_without_output(closed: str, place: Path, tmp_path: Path) -> None:
-    found = shell(f"vitreous train {place}/data --out run {' '.join(RUN)} {closed}", tmp_path)
+def test_training_continues_without_output(closed: str, workers: str, place: Path, tmp_path: Path) -> None:
+    """It also ends: decoding processes must not outlive the main process, which would wait for them."""
+    found = shell(f"vitreous train {place}/data --out run {' '.join(RUN)} {workers} {closed}", tmp_path)
     assert found.returncode == 0, found.stderr
     assert b"Traceback" not in found.stderr
     assert (tmp_path / "run" / "result.json").is_file()

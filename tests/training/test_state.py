@@ -302,20 +302,23 @@ def test_weight_files_are_restored_with_the_state(tmp_path: Path) -> None:
     first = state.save_state(folder, 1, tree(1), {"step": 1}, weights())
     last.write_bytes(b"step 2")
     second = state.save_state(folder, 2, tree(2), {"step": 2}, weights())
-    assert (first / best.name).stat().st_ino == (
-        second / best.name
-    ).stat().st_ino  # unchanged, so that both states share one copy
+    assert (first / best.name).stat().st_ino != (second / best.name).stat().st_ino
     best.write_bytes(b"of steps that are lost")
     state.restore_weight_files(second, run, dict.fromkeys(("best.safetensors", "last.safetensors"), ""))
     assert (best.read_bytes(), last.read_bytes()) == (b"best of step 1", b"step 2")
-    flip(second / last.name)
-    state._verified.clear()
-    with pytest.warns(VitreousWarning, match=r"last\.safetensors is damaged"):
-        assert state.newest_state(folder)[0] == first
+    for damaged in (best, last):  # also a file that both states have with the same content
+        content = (second / damaged.name).read_bytes()
+        flip(second / damaged.name)
+        state._verified.clear()
+        with pytest.warns(VitreousWarning, match=f"{damaged.name} is damaged"):
+            assert state.newest_state(folder)[0] == first
+        (second / damaged.name).write_bytes(content)
     expected = weights()
-    flip(last)  # damaged after it was written
+    flip(last)  # damaged after it was written: an older state has the same content
+    third = state.save_state(folder, 3, tree(3), {"step": 3}, expected)
+    assert (third / last.name).read_bytes() == b"step 2"
     with pytest.raises(VitreousError, match=r"last\.safetensors was changed after it was written"):
-        state.save_state(folder, 3, tree(3), {"step": 3}, expected)
+        state.save_state(folder, 4, tree(4), {"step": 4}, {last: "0" * 32})
 
 
 def test_disk_error_leaves_the_older_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from vitreous.errors import VitreousWarning
 
 SHARED = "/dev/shm"
 ADVICE = "give it more room (docker run --shm-size=2g)"
+_warned: set[str] = set()
 FEW_FILES = 256  # a shared tensor takes open files in both processes; with a lower limit, pipes are used instead
 
 
@@ -29,14 +30,19 @@ def available_workers(requested: int, method: str) -> int:
         try:
             multiprocessing.get_context(method).Semaphore()
         except OSError as error:
-            warnings.warn(
+            _warn_once(
                 f"images are decoded without worker processes, which is slower: {SHARED} cannot be used"
-                f" ({error.strerror}); {ADVICE}, or pass --workers 0",
-                VitreousWarning,
-                stacklevel=3,
+                f" ({error.strerror}); {ADVICE}, or pass --workers 0"
             )
             return 0
     return requested
+
+
+def _warn_once(text: str) -> None:
+    """Warn once per process: Python's own filter forgets warnings whenever a library changes the filters."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, VitreousWarning, stacklevel=4)
 
 
 def pack_arrays(arrays: Sequence[NDArray[Any]]) -> Tensor | NDArray[Any]:
@@ -58,10 +64,8 @@ def unpack_tensor(flat: Tensor | NDArray[Any], from_worker: bool) -> Tensor:
     if from_worker and len(flat) and not _few_files_allowed():
         status = os.statvfs(SHARED) if os.path.isdir(SHARED) else None  # noqa: PTH112
         size = f" ({status.f_blocks * status.f_frsize >> 20:,} MiB)" if status else ""
-        warnings.warn(
-            f"{SHARED}{size} is too small for all decoded images: some go through pipes, which is slower; {ADVICE}",
-            VitreousWarning,
-            stacklevel=3,
+        _warn_once(
+            f"{SHARED}{size} is too small for all decoded images: some go through pipes, which is slower; {ADVICE}"
         )
     return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
 

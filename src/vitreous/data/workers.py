@@ -1,12 +1,16 @@
 """Signals and failures of worker processes: workers ignore stop signals, and a dead worker becomes an error."""
 
+import atexit
+import multiprocessing.util  # registers its own function with atexit, which has to run after ours
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
@@ -15,6 +19,8 @@ from vitreous.errors import VitreousError
 T = TypeVar("T")
 # Terminals send SIGINT and SIGHUP to the whole process group; systemd and SLURM send SIGTERM.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # all worker processes of this process
 
 
 def start_worker(worker: int) -> None:
@@ -37,9 +43,20 @@ def start_worker(worker: int) -> None:
 
 def iterate_loader(loader: "DataLoader[T]") -> Iterator[T]:
     """Iterate over a loader. A dead worker raises a VitreousError here, between two batches, and nowhere else."""
+    iterator = _start_iterator(loader)
+    workers: list[BaseProcess] = getattr(iterator, "_workers", [])
+    _workers.update(workers)
     try:
-        yield from _start_iterator(loader)
+        while True:
+            with _raise_if_worker_dies(workers):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
     except (RuntimeError, ConnectionError, EOFError) as error:
+        if any(worker.exitcode for worker in workers):
+            _kill(workers)  # the others may wait forever for a reader of their results
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         reason = str(error).splitlines()[0] if str(error) else "no answer"
@@ -50,10 +67,13 @@ def iterate_loader(loader: "DataLoader[T]") -> Iterator[T]:
 
 
 def _start_iterator(loader: "DataLoader[T]") -> Iterator[T]:
+    before = set(multiprocessing.active_children())
     try:
         with _block_signals():
             return iter(loader)
     except OSError as error:  # /dev/shm has no room for queues, or the limit of processes is reached
+        _kill(set(multiprocessing.active_children()) - before)
+        _discard_iterator(error)
         reason = error.strerror or str(error)
         raise VitreousError(
             f"worker processes that decode images cannot be started ({reason}): try --workers 0"
@@ -76,3 +96,47 @@ def _block_signals() -> Iterator[None]:
         if before is not None:
             signal.signal(signal.SIGCHLD, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@contextmanager
+def _raise_if_worker_dies(workers: "Iterable[BaseProcess]") -> Iterator[None]:
+    """Raise an error if a worker is dead or dies, also while the main process waits for the rest of its message: the
+    other workers keep the pipe open, so the message would never end. Only the main thread can be interrupted."""
+    if not workers or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def check(*_: Any) -> None:
+        dead = [str(worker.pid) for worker in workers if worker.exitcode]  # None: alive, 0: all images are done
+        if dead:
+            raise RuntimeError(f"DataLoader worker (pid(s) {', '.join(dead)}) exited unexpectedly")
+
+    before = signal.signal(signal.SIGCHLD, check)
+    try:
+        check()
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _discard_iterator(error: BaseException) -> None:
+    """Mark a half-built iterator of torch as shut down. Otherwise its destructor prints a traceback."""
+    trace = error.__traceback__
+    while trace is not None:
+        owner: Any = trace.tb_frame.f_locals.get("self")
+        if type(owner).__name__ == "_MultiProcessingDataLoaderIter":
+            owner._shutdown = True
+        trace = trace.tb_next
+
+
+def _kill(processes: Iterable[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+@atexit.register
+def _kill_workers() -> None:
+    """Kill remaining workers when the main process exits. multiprocessing would send them SIGTERM, which they ignore,
+    and wait for them forever."""
+    _kill(worker for worker in list(_workers) if worker.is_alive())

@@ -153,18 +153,16 @@ def _order(path: Path) -> tuple[int, int] | None:
 
 
 def _copy_weight_file(file: Path, expected: str, folder: Path, target: Path) -> None:
-    """Copy a weight file into a state, or link the copy of an older state. Raise an error if the file was changed."""
-    for older in list_states(folder):
-        copy = older / file.name
-        if copy.is_file() and file_digest(copy) == expected:
-            try:
-                os.link(copy, target)
-            except OSError:  # the file system has no hard links
-                shutil.copyfile(copy, target)
-            return
-    shutil.copyfile(file, target)
-    if file_digest(target) != expected:
-        raise VitreousError(f"{file} was changed after it was written")
+    """Copy a weight file of the run, or that of an older state, into a state. Raise an error if all were changed.
+
+    Hard links would be faster, but then one damaged file would damage all states.
+    """
+    for source in (file, *(older / file.name for older in list_states(folder))):
+        if source.is_file():
+            shutil.copyfile(source, target)
+            if file_digest(target) == expected:
+                return
+    raise VitreousError(f"{file} was changed after it was written")
 
 
 def _remove_old_states(folder: Path, new: Path) -> None:

@@ -95,7 +95,7 @@ class Stream:
             except BlockingIOError:  # a non-blocking pipe is full: this line is lost, later ones are not
                 pass
             except (OSError, ValueError) as error:
-                self._lost, self.failure = target, error
+                self._lost, self.failure = target, error.with_traceback(None)  # its frames would stay alive
         return len(text)
 
     def flush(self) -> None:
@@ -105,7 +105,7 @@ class Stream:
             except BlockingIOError:
                 pass
             except (OSError, ValueError) as error:
-                self._lost, self.failure = target, error
+                self._lost, self.failure = target, error.with_traceback(None)  # its frames would stay alive
 
     def check(self) -> None:
         """Raise OutputClosed if the output is the only purpose of the command and cannot be written."""

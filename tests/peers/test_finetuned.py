@@ -1,4 +1,4 @@
-"""A model that was fine-tuned here, in the hands of the program whose weights it began with."""
+"""A fine-tuned model, converted back, computes the same outputs in the program that its weights came from."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def test_huggingface(data: Path, tmp_path: Path) -> None:
 
 
 def test_google(data: Path, tmp_path: Path) -> None:
-    """Its program is not here; what it would read is read back to the bit."""
+    """Google's program is not installed; the file is read back bit-identical."""
     model = draw(vitreous.create("Ti/16", image_size=32, patch_size=8, width=64, depth=2, heads=4, mlp_dim=96))
     vitreous.save(model, tmp_path / "in.npz", to="google")
     outcome = vitreous.finetune(data, tmp_path / "in.npz", "lora", image_size=48, out=str(tmp_path / "run"), **SHORT)

@@ -1,4 +1,4 @@
-"""The same pixels as torchvision, timm and transformers give, on images of awkward sizes."""
+"""Preprocessing gives the same pixels as torchvision, timm and transformers, for images of unusual sizes."""
 
 from typing import Any
 

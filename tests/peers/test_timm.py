@@ -1,4 +1,4 @@
-"""timm computes the same from the same state dict: its names are ours. What no oracle file covers, live."""
+"""timm computes the same outputs from the same state dict, for configs that no oracle file covers."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
-def test_same_numbers_at_every_size(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def test_same_outputs_at_every_size(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     model = draw(VisionTransformer(ViTConfig(**{**OURS, **ours})))
     peer = timm_vit.VisionTransformer(**{**THEIRS, **theirs}).eval()
     peer.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""Every architecture of timm, by its name in config.json: the same logits as timm's, or refused."""
+"""Every ViT architecture of timm, by its name in config.json: the same logits as timm, or refused."""
 
 import json
 import warnings
@@ -17,7 +17,7 @@ from vitreous.models.zoo import ZOO
 from vitreous.weights.timm_architectures import ARCHITECTURES
 
 NAMES = timm.list_models()
-# Each has its own way to be another model than its tensors show.
+# Each of these computes something that its tensors do not show.
 OTHERS = {
     "vit_base_patch16_rope_ape_224": "rotary positions",
     "vit_small_patch16_rope_ape_224": "rotary positions",
@@ -30,7 +30,7 @@ OTHERS = {
 
 
 def small(name: str, **changes: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """A small model of an architecture, with its own number of heads, and the arguments that made it small."""
+    """Return a small model of an architecture, with its number of heads, and the arguments that made it small."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old names are deprecated
         with torch.device("meta"):
@@ -41,7 +41,7 @@ def small(name: str, **changes: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
 
 
 def write(folder: Path, name: str, model: torch.nn.Module, arguments: dict[str, Any]) -> Path:
-    """A folder whose config.json says the architecture and what was changed, and nothing else."""
+    """Write a folder whose config.json contains only the architecture and the changed arguments."""
     folder.mkdir(exist_ok=True)
     save_file(model.state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"architecture": name, "model_args": arguments}))
@@ -55,7 +55,7 @@ def compare(folder: Path, peer: torch.nn.Module, size: int) -> float:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_that_is_read_computes_the_same(name: str, tmp_path: Path) -> None:
+def test_every_supported_architecture_computes_the_same(name: str, tmp_path: Path) -> None:
     peer, arguments = small(name)
     assert compare(write(tmp_path / "in", name, peer, arguments), peer, arguments["img_size"]) <= 1e-5
 
@@ -63,7 +63,7 @@ def test_every_architecture_that_is_read_computes_the_same(name: str, tmp_path: 
 @pytest.mark.parametrize("saved", ["save_for_hf", "architecture alone"])
 @pytest.mark.parametrize("name", ["vit_so400m_patch14_siglip_384", "vit_so400m_patch14_siglip_gap_384"])
 def test_a_size_that_the_patch_does_not_divide(name: str, saved: str, tmp_path: Path) -> None:
-    """timm resizes to 384 px, and its convolution drops the last 6: the same pixels have to reach the patches."""
+    """timm resizes to 384 px, and its convolution drops the last 6: the patches must contain the same pixels."""
     arguments = {"depth": 2, "embed_dim": 128}
     peer = draw(timm.create_model(name, num_classes=5, **arguments))
     folder = write(tmp_path / "in", name, peer, arguments)
@@ -86,7 +86,7 @@ def test_a_size_that_the_patch_does_not_divide(name: str, saved: str, tmp_path: 
 
 
 def test_every_other_name_is_refused(tmp_path: Path) -> None:
-    """By its name alone: the tensors here are those of a plain ViT, as with rotary positions that have no tensors."""
+    """Because of the name alone: the tensors are those of a plain ViT, as with rotary positions without tensors."""
     peer, arguments = small("vit_tiny_patch16_224")
     folder = write(tmp_path / "in", "vit_tiny_patch16_224", peer, arguments)
     vitreous.load(folder)
@@ -99,15 +99,15 @@ def test_every_other_name_is_refused(tmp_path: Path) -> None:
             vitreous.load(folder)
 
 
-def test_a_tag_names_weights_and_not_another_architecture(tmp_path: Path) -> None:
+def test_a_tag_does_not_change_the_architecture(tmp_path: Path) -> None:
     peer, arguments = small("deit_tiny_patch16_224")
     folder = write(tmp_path / "in", "deit_tiny_patch16_224.fb_in1k", peer, arguments)
     assert compare(folder, peer, arguments["img_size"]) <= 1e-5
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_the_tensors_do_not_show_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
-    """Folders as timm writes them."""
+def test_unsupported_architectures_are_refused_with_a_reason(name: str, tmp_path: Path) -> None:
+    """In folders that timm wrote."""
     peer, _ = small(name)
     timm.models.save_for_hf(peer, tmp_path, safe_serialization=True)
     with pytest.raises(vitreous.VitreousError, match=f"architecture = '{name}'.*{OTHERS[name]}.*Load it with timm"):
@@ -127,7 +127,7 @@ PLAIN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("arguments", PLAIN)
-def test_arguments_that_are_read_are_honoured(arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_supported_arguments_are_used(arguments: dict[str, Any], tmp_path: Path) -> None:
     peer, all_arguments = small("vit_tiny_patch16_224", **arguments)
     assert compare(write(tmp_path / "in", "vit_tiny_patch16_224", peer, all_arguments), peer, 32) <= 1e-5
 
@@ -149,17 +149,15 @@ def test_arguments_that_are_read_are_honoured(arguments: dict[str, Any], tmp_pat
         ({"init_values": 1e-5}, "init_values = 1e-05, which contradicts the tensors"),
     ],
 )
-def test_arguments_that_are_not_read_are_refused_by_name(
-    arguments: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    """With the tensors of a plain ViT, so that nothing else can refuse them."""
+def test_unsupported_arguments_are_refused_by_name(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """With the tensors of a plain ViT, so that only the argument can be the reason."""
     peer, plain = small("vit_tiny_patch16_224")
     with pytest.raises(vitreous.VitreousError, match=message):
         vitreous.load(write(tmp_path / "in", "vit_tiny_patch16_224", peer, plain | arguments))
 
 
-def test_a_bare_file_is_read_with_its_guesses(tmp_path: Path) -> None:
-    """Rotary positions without tensors do not show in a bare file; that there are none is a guess, and said to be."""
+def test_guesses_for_a_file_without_config_json(tmp_path: Path) -> None:
+    """A file alone does not show rotary positions without tensors. That it has none is reported as a guess."""
     peer, _ = small("vit_small_patch16_rope_ape_224")
     save_file(peer.state_dict(), tmp_path / "x.safetensors")
     report = vitreous.load(tmp_path / "x.safetensors", heads=6).report
@@ -171,7 +169,7 @@ def test_a_bare_file_is_read_with_its_guesses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["vit_tiny_patch16_224", "vit_base_patch32_384", "deit3_small_patch16_224", "vit_large_patch14_dinov2"]
 )
-def test_the_model_that_an_error_names_is_as_large_as_theirs(name: str) -> None:
+def test_the_model_that_an_error_suggests_has_the_same_size(name: str) -> None:
     here, changes = known_elsewhere(name, ZOO)
     ours = vitreous.create(here, **changes, device="meta")
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""LAMB beside timm's."""
+"""Our LAMB takes the same steps as timm's."""
 
 import timm.optim
 import torch

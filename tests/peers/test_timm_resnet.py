@@ -1,4 +1,4 @@
-"""timm's BiT from the same weights: the pre-activation ResNet whose max-pool sees zeros beyond the border."""
+"""timm's BiT with the same weights: a pre-activation ResNet whose max-pool is padded with zeros."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""Weights of live peers, initialised at random, into our models and back, at every size that the peer can do."""
+"""Random weights of timm, torchvision and transformers models, converted to ours and back, at all supported sizes."""
 
 import json
 import math
@@ -100,7 +100,7 @@ def test_timm_swiglu_of_dinov2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["vit_base_patch32_224", "vit_base_patch16_gap_224", "vit_base_patch16_siglip_gap_224"]
 )
-def test_timm_at_full_size_from_a_bare_file(name: str, tmp_path: Path) -> None:
+def test_timm_at_full_size_without_config_json(name: str, tmp_path: Path) -> None:
     peer = draw(timm.create_model(name, dynamic_img_size=True, depth=2, num_classes=9))
     save_file(peer.state_dict(), tmp_path / "x.safetensors")
     ours = vitreous.load(tmp_path / "x.safetensors", heads=16 if "16_gap" in name else None)
@@ -115,11 +115,11 @@ def test_timm_at_full_size_from_a_bare_file(name: str, tmp_path: Path) -> None:
         for grid in (2, 3, 4)
         for registers in (0, 4, 6)
         for positions_for_all in (False, True)
-        # then the count is that of a larger grid whose registers have none, as in all models that timm has published
+        # otherwise it is the count of a larger grid without positions for registers, as in all published timm models
         if not (registers and positions_for_all and math.isqrt(grid**2 + 1 + registers) ** 2 == grid**2 + 1 + registers)
     ],
 )
-def test_timm_positions_in_a_bare_file(grid: int, registers: int, positions_for_all: bool, tmp_path: Path) -> None:
+def test_timm_positions_without_config_json(grid: int, registers: int, positions_for_all: bool, tmp_path: Path) -> None:
     arguments = {**SMALL, "img_size": 8 * grid, "reg_tokens": registers, "no_embed_class": not positions_for_all}
     peer = draw(timm.create_model("vit_base_patch16_224", dynamic_img_size=True, **arguments))
     save_file(peer.state_dict(), tmp_path / "x.safetensors")
@@ -136,23 +136,23 @@ def test_timm_positions_in_a_bare_file(grid: int, registers: int, positions_for_
         ({"pre_norm": True}, "pre_norm"),
     ],
 )
-def test_timm_models_that_are_not_ours(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_timm_models(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     arguments = {**SMALL, **change}
     peer = draw(timm.create_model("vit_base_patch16_224", **arguments))
     with pytest.raises(vitreous.VitreousError, match=message):
         vitreous.load(timm_folder(tmp_path / "in", peer, arguments))
 
 
-def test_timm_leaves_positions_of_equal_count_alone_and_we_do_not(tmp_path: Path) -> None:
-    """timm 1.0: a 4 x 4 grid loaded into a model of 2 x 8 has as many tokens, and is taken as it is."""
+def test_timm_does_not_resample_positions_of_equal_count_but_we_do(tmp_path: Path) -> None:
+    """timm 1.0: a 4 x 4 grid is loaded unchanged into a 2 x 8 model, which has the same number of tokens."""
     peer = draw(timm.create_model("vit_base_patch16_224", dynamic_img_size=True, **SMALL))
     folder = timm_folder(tmp_path / "in", peer, SMALL)
     wide = timm.create_model("vit_base_patch16_224", **{**SMALL, "img_size": (16, 64)}).eval()
     wide.load_state_dict(timm.models.vision_transformer.checkpoint_filter_fn(peer.state_dict(), wide))
-    assert torch.equal(wide.pos_embed, peer.pos_embed)  # the bug
+    assert torch.equal(wide.pos_embed, peer.pos_embed)  # the bug in timm
     ours = vitreous.load(folder, image_size=(16, 64))
     assert not torch.equal(ours.pos_embed, peer.pos_embed)
-    compare(ours, peer, [(16, 64)])  # timm itself is right where it resamples on the fly
+    compare(ours, peer, [(16, 64)])  # timm is correct when it resamples in the forward pass
 
 
 def test_timm_reads_its_own_preprocessing_and_labels(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_timm_reads_its_own_preprocessing_and_labels(tmp_path: Path) -> None:
 
 
 def tv_outputs(peer: nn.Module, x: Tensor) -> Tensor:
-    """torchvision resizes positions before it builds the model: `interpolate_embeddings`."""
+    """Outputs of torchvision, which resizes positions before it builds the model (`interpolate_embeddings`)."""
     size = x.shape[-1]
     if size == peer.image_size:
         return peer(x)
@@ -207,7 +207,7 @@ def test_wrapped_models_of_every_peer(prefix: str, tmp_path: Path) -> None:
 def test_torchvision_swag_at_384(tmp_path: Path) -> None:
     peer = torchvision.models.VisionTransformer(384, 16, 1, 12, 768, 3072)
     torch.save(peer.state_dict(), tmp_path / "x.pth")
-    with pytest.warns(vitreous.VitreousWarning, match="all zeros"):  # its head starts there
+    with pytest.warns(vitreous.VitreousWarning, match="all zeros"):  # its initial head is zero
         ours = vitreous.load(tmp_path / "x.pth")
     transforms = torchvision.models.ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1.transforms()
     assert (ours.preprocessing.resize, ours.preprocessing.size) == (transforms.resize_size[0], (384, 384))
@@ -294,7 +294,10 @@ def test_huggingface_in_and_out(kind: str, layout: str, tmp_path: Path) -> None:
         save_file(peer.state_dict(), tmp_path / "in" / "model.safetensors")
     ours = vitreous.load(tmp_path / "in")
     assert ours.report.dialect == "huggingface"
-    assert (set(ours.report.guesses), ours.report.facts) == ({"preprocessing"}, ())  # all of its config.json is known
+    assert (set(ours.report.guesses), ours.report.facts) == (
+        {"preprocessing"},
+        (),
+    )  # all keys are known
     compare(ours, hf_outputs(peer), SIZES)
 
     vitreous.convert(tmp_path / "in", tmp_path / "out", "huggingface")
@@ -307,7 +310,7 @@ def test_huggingface_in_and_out(kind: str, layout: str, tmp_path: Path) -> None:
 
 
 def test_huggingface_msn(tmp_path: Path) -> None:
-    """A ViT in all but its name. With a classifier, transformers 5 writes its layers without the prefix of the rest."""
+    """MSN is a plain ViT. With a classifier, transformers 5 writes its layers without the prefix of the other names."""
     config = transformers.ViTMSNConfig(**HF, intermediate_size=96, num_labels=7)
     peer = draw(transformers.ViTMSNForImageClassification(config))
     peer.save_pretrained(tmp_path / "in")
@@ -340,16 +343,14 @@ def change_json(path: Path, **changes: Any) -> None:
         ("dinov2", {"use_swiglu_ffn": True}, "use_swiglu_ffn = True"),
     ],
 )
-def test_huggingface_settings_that_our_models_do_not_have(
-    kind: str, change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_unsupported_huggingface_settings(kind: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
     PEERS[kind]().save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", **change)
     with pytest.raises(vitreous.VitreousError, match=message):
         vitreous.load(tmp_path)
 
 
-def test_huggingface_settings_that_are_not_known_are_named(tmp_path: Path) -> None:
+def test_unknown_huggingface_settings_are_named(tmp_path: Path) -> None:
     draw(PEERS["classifier"]()).save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", rope_theta=1e4, finetuning_task="image-classification")
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "DPTImageProcessor", "do_pad": true}')
@@ -361,7 +362,7 @@ def test_huggingface_settings_that_are_not_known_are_named(tmp_path: Path) -> No
     assert not any("preprocessing" in n for n in vitreous.load(tmp_path, preprocessing="deit").report.notes)
 
 
-def test_huggingface_epsilon_of_each_type_where_config_json_gives_none(tmp_path: Path) -> None:
+def test_default_huggingface_epsilon_of_each_model_type(tmp_path: Path) -> None:
     for number, kind in enumerate((transformers.ViTMSNModel, transformers.ViTMAEModel, transformers.ViTModel)):
         config = kind.config_class(**HF, intermediate_size=96)
         folder = tmp_path / str(number)
@@ -372,8 +373,8 @@ def test_huggingface_epsilon_of_each_type_where_config_json_gives_none(tmp_path:
         assert vitreous.load(folder).config.norm_eps == config.layer_norm_eps
 
 
-def test_huggingface_several_classes_for_an_image(tmp_path: Path) -> None:
-    """`problem_type` decides whether logits are read by a softmax or by sigmoids."""
+def test_huggingface_multi_label(tmp_path: Path) -> None:
+    """`problem_type` decides between softmax and sigmoid."""
     config = hf_vit(num_labels=7, problem_type="multi_label_classification")
     draw(transformers.ViTForImageClassification(config)).save_pretrained(tmp_path / "in")
     ours = vitreous.load(tmp_path / "in")
@@ -386,7 +387,7 @@ def test_huggingface_several_classes_for_an_image(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("processor", "resize"), [("CLIPFeatureExtractor", 48), ("ViTFeatureExtractor", (48, 48))])
 def test_huggingface_size_as_one_number(processor: str, resize: Any, tmp_path: Path) -> None:
-    """A short side for some of its programs, a square for others, and config files of old give no more."""
+    """One number means the short side for some image processors and a square for others."""
     draw(PEERS["classifier"]()).save_pretrained(tmp_path)
     settings = {"feature_extractor_type": processor, "size": 48, "do_center_crop": True, "crop_size": 32}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -412,7 +413,9 @@ def test_huggingface_preprocessing_and_labels(tmp_path: Path) -> None:
         theirs = processor(picture, return_tensors="pt").pixel_values[0]
         ours = back.preprocessing(torchvision.transforms.functional.to_pil_image(picture))
         assert ours.shape == theirs.shape
-        assert (ours - theirs).abs().mean() < 2 / 255  # torchvision's resize of tensors is not Pillow's to the last bit
+        assert (
+            ours - theirs
+        ).abs().mean() < 2 / 255  # torchvision rounds differently from Pillow
 
 
 def test_huggingface_dinov2_classifier_is_refused_and_its_features_are_not(tmp_path: Path) -> None:
@@ -426,8 +429,8 @@ def test_huggingface_dinov2_classifier_is_refused_and_its_features_are_not(tmp_p
     assert vitreous.load(tmp_path, num_classes=2).config.num_classes == 2
 
 
-def test_huggingface_cannot_go_from_a_rectangle_and_we_can(tmp_path: Path) -> None:
-    """transformers 5 fails to interpolate a rectangular native grid, even to its own size, and with oblong patches."""
+def test_huggingface_cannot_interpolate_a_rectangular_grid_but_we_can(tmp_path: Path) -> None:
+    """transformers 5 fails on a rectangular native grid, even at its own size, and with rectangular patches."""
     peer = draw(transformers.ViTForImageClassification(hf_vit(image_size=[16, 40], num_labels=7)))
     peer.save_pretrained(tmp_path / "wide")
     for size in ((16, 40), (32, 64)):
@@ -470,7 +473,7 @@ def test_huggingface_masked_autoencoder_without_its_decoder(tmp_path: Path) -> N
 
 
 def dinov2_state(peer: nn.Module) -> dict[str, Tensor]:
-    """A Hugging Face DINOv2 under the names of its authors, written out by hand."""
+    """Return the state dict of a Hugging Face DINOv2 under the names of its authors."""
     mine = peer.state_dict()
     state = {
         "cls_token": mine["embeddings.cls_token"],
@@ -515,7 +518,7 @@ def test_dinov2_in_and_out(kind: str, chunked: bool, tmp_path: Path) -> None:
     torch.save(saved, tmp_path / "in.pth")
     ours = vitreous.load(tmp_path / "in.pth", heads=4)
     assert ours.report.dialect == "dinov2"
-    sizes = SIZES if "registers" in kind else [(32, 32)]  # without them, Hugging Face has a policy of its own
+    sizes = SIZES if "registers" in kind else [(32, 32)]  # without registers, its resampling policy differs
     compare(ours, lambda x: peer(x).last_hidden_state[:, 0], sizes)
     vitreous.convert(tmp_path / "in.pth", tmp_path / "out.pth", "dinov2", heads=4)
     identical(state, torch.load(tmp_path / "out.pth", weights_only=True))
@@ -527,8 +530,8 @@ def test_dinov2_in_and_out(kind: str, chunked: bool, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what the peers do not show
 
 
-def test_huggingface_shows_no_attention_where_it_is_fused_and_we_do(tmp_path: Path) -> None:
-    """transformers 5 answers `output_attentions=True` with nothing under fused attention; the slow one is the truth."""
+def test_attention_maps_with_fused_attention_compared_with_huggingface(tmp_path: Path) -> None:
+    """transformers 5 returns no maps with fused attention; its eager attention is the reference."""
     fused = draw(transformers.ViTModel(hf_vit(), add_pooling_layer=False))
     fused.save_pretrained(tmp_path)
     x = images(2, 3, 32, 32)
@@ -541,7 +544,7 @@ def test_huggingface_shows_no_attention_where_it_is_fused_and_we_do(tmp_path: Pa
         assert relative_error(mine, reference) <= TOLERANCE
 
 
-def test_timm_shows_no_attention_where_it_is_fused_and_we_do(tmp_path: Path) -> None:
+def test_attention_maps_with_fused_attention_compared_with_timm(tmp_path: Path) -> None:
     peer = draw(timm.create_model("vit_base_patch16_224", **SMALL))
     x = images(2, 3, 32, 32)
     assert peer.blocks[0].attn.fused_attn
@@ -556,8 +559,8 @@ def test_timm_shows_no_attention_where_it_is_fused_and_we_do(tmp_path: Path) -> 
         assert relative_error(mine, reference) <= TOLERANCE
 
 
-def test_dinov2_may_be_laid_out_for_a_rectangle(tmp_path: Path) -> None:
-    """DINOv2's own code fails an assertion there. Hugging Face's resamples the square on the fly, by our policy."""
+def test_dinov2_with_a_rectangular_grid(tmp_path: Path) -> None:
+    """DINOv2's own code fails here. Hugging Face resamples the square in the forward pass, with our policy."""
     peer = draw(PEERS["registers"]())
     peer.save_pretrained(tmp_path)
     ours = vitreous.load(tmp_path, image_size=(24, 56))

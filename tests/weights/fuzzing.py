@@ -1,5 +1,5 @@
-"""Small checkpoints of every format, and ways to damage them: by bytes, and by parts of a format. test_fuzz.py loads
-them under limits."""
+"""Generate damaged checkpoints: small valid files of every format, and functions that damage their bytes or structures.
+test_fuzz.py loads them with limits on time and memory."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ from fuzz_harness import attempt
 from helpers import FIXTURES, tiny_vit
 from vitreous.weights.containers import write_tensors
 
-Folder = dict[str, bytes]  # a file's name -> its bytes; the first is the one to damage
+Folder = dict[str, bytes]  # file name -> bytes; the first file is the one to damage
 MODEL = {"width": 24, "depth": 1, "num_classes": 2, "image_size": 16, "gelu": "erf"}
 
 
@@ -34,7 +34,7 @@ MODEL = {"width": 24, "depth": 1, "num_classes": 2, "image_size": 16, "gelu": "e
 
 @functools.cache
 def sound(kind: str) -> Folder:
-    """A small checkpoint of each kind."""
+    """Return a small valid checkpoint of each format."""
     model, hf = tiny_vit(**MODEL, resample="timm"), tiny_vit(**MODEL, resample="hf")
     model.labels = ("ant", "bee")
     state = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -82,7 +82,7 @@ def with_first(files: Folder, content: bytes) -> Folder:
 
 
 def edited(content: bytes, draw: Random, times: int = 3) -> bytes:
-    """A few bytes changed, put in or taken out; anywhere, or near an end, where headers and directories are."""
+    """Change, insert or remove a few bytes: anywhere, or near an end, where headers and directories are."""
     for _ in range(draw.randint(1, times)):
         where = draw.choice(
             [draw.randrange(len(content) or 1), draw.randint(0, 300), len(content) - draw.randint(1, 300)]
@@ -143,7 +143,7 @@ def any_json(draw: Random, depth: int = 0) -> Any:
 
 
 def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value of a JSON document."""
+    """Return the path to every value of a JSON document."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
         yield (*path, key)
@@ -151,7 +151,7 @@ def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def edited_json(document: Any, draw: Random) -> Any:
-    """One or two values of a JSON document replaced by anything, or taken out."""
+    """Replace or remove one or two values of a JSON document."""
     document = copy.deepcopy(document)
     for _ in range(draw.randint(1, 2)):
         shallow = draw.random() < 0.5
@@ -174,7 +174,7 @@ def dumped(document: Any) -> bytes:
 
 
 def damaged_json(kind: str, draw: Random) -> Folder:
-    """config.json, preprocessor_config.json or the index of parts."""
+    """Damage config.json, preprocessor_config.json or the index of parts."""
     files = sound(kind)
     text = dumped(edited_json(json.loads(first_of(files)), draw))
     return with_first(files, text if draw.random() < 0.9 else edited(text, draw))
@@ -193,7 +193,7 @@ def damaged_header(kind: str, draw: Random) -> Folder:
 
 
 def damaged_card(kind: str, draw: Random) -> Folder:
-    """The description in a native file, which says how large the model is."""
+    """Damage the metadata of a native file, which contains the config of the model."""
     files = sound(kind)
     content = first_of(files)
     start = 8 + int.from_bytes(content[:8], "little")
@@ -209,7 +209,7 @@ def damaged_card(kind: str, draw: Random) -> Folder:
 
 
 def names_only(draw: Random) -> Folder:
-    """A header of thousands of empty or tiny tensors: layers without end, names of any length."""
+    """Return a header of thousands of empty or tiny tensors: very many layers, very long names."""
     count, header = draw.choice([1, 10, 1000, 20_000]), {}
     pattern = draw.choice(
         [
@@ -253,7 +253,7 @@ def repacked(content: bytes, methods: dict[str, int], change: Callable[[str, byt
 
 
 def damaged_member(kind: str, draw: Random) -> Folder:
-    """Past the check sums: what is damaged is packed again."""
+    """Damage a member and pack it again, so that its checksum is valid."""
     files = sound(kind)
     names = zipfile.ZipFile(io.BytesIO(first_of(files))).namelist()
     chosen = draw.choice([*names, *[name for name in names if name.endswith(".pkl")] * len(names)])
@@ -263,7 +263,7 @@ def damaged_member(kind: str, draw: Random) -> Folder:
 
 @functools.cache
 def bomb(size: int) -> bytes:
-    """Zeros as an array, which deflate makes a thousandth of."""
+    """Return a large array of zeros, which deflate compresses a thousandfold."""
     buffer = io.BytesIO()
     np.save(buffer, np.zeros(size // 4, np.float32))
     packed = io.BytesIO()
@@ -273,7 +273,7 @@ def bomb(size: int) -> bytes:
 
 
 def damaged_directory(kind: str, draw: Random) -> Folder:
-    """Sizes, offsets, names and methods of the archive's directory; members that occur twice."""
+    """Damage sizes, offsets, names and methods in the archive's directory, or repeat members."""
     files = sound(kind)
     content = bytearray(first_of(files))
     if draw.random() < 0.1:
@@ -296,7 +296,7 @@ def damaged_directory(kind: str, draw: Random) -> Folder:
 
 
 def npy(draw: Random) -> bytes:
-    """An array whose header says anything."""
+    """Return an array with an arbitrary header."""
     shapes = [
         (3,),
         (0,),
@@ -349,7 +349,7 @@ def hostile_npz(kind: str, draw: Random) -> Folder:
 
 
 class Assembler:
-    """Instructions of a pickle, put together at random: mostly those of a state dict, some that no state dict has."""
+    """Assembles pickles from random instructions: mostly those of a state dict, some that no state dict has."""
 
     GLOBALS = (
         *("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v3"),
@@ -411,18 +411,18 @@ class Assembler:
         return self.some_global(self.GLOBALS[0]) + self.tuple_of(self.storage(), offset, *lists, *rest) + b"R"
 
     def call(self) -> bytes:
-        """Anything, called with anything."""
+        """Call an arbitrary object with arbitrary arguments."""
         arguments = [self.value(2) for _ in range(self.draw.randint(0, 4))]
         return self.some_global() + self.tuple_of(*arguments) + self.draw.choice([b"R", b"\x81"])
 
     def doubled(self) -> bytes:
-        """A tuple that holds the same tuple twice, and so on."""
+        """A tuple that contains the same tuple twice, recursively."""
         self.memo += 1
         put = b"r" + struct.pack("<I", self.memo) + b"j" + struct.pack("<I", self.memo)
         return b")" + (put + b"\x86") * self.draw.choice([5, 60, 1000])
 
     def itself(self) -> bytes:
-        """A dict, or list, that holds itself."""
+        """A dict or list that contains itself."""
         self.memo += 1
         put, get = b"r" + struct.pack("<I", self.memo), b"j" + struct.pack("<I", self.memo)
         if self.draw.random() < 0.3:
@@ -449,7 +449,7 @@ class Assembler:
         return self.draw.choice(makers)()
 
     def mapping(self, depth: int = 0) -> bytes:
-        """A dict of a few tensors, and of other things by odd keys."""
+        """A dict of a few tensors and of other values with unusual keys."""
         items = [self.text(name) + self.tensor() for name in ("cls_token", "norm.weight")]
         for _ in range(self.draw.randint(0, 3)):
             plain = self.text(self.draw.choice(["model", "epoch", "head.bias", "teacher"]))
@@ -466,7 +466,7 @@ class Assembler:
 
 
 def hostile_pickle(draw: Random) -> Folder:
-    """In an archive, with storages of the right and the wrong size; or in the legacy format."""
+    """Return a pickle in an archive, with storages of right and wrong sizes, or in the legacy format."""
     content = Assembler(draw).pickle()
     if draw.random() < 0.2:
         content = edited(content, draw)
@@ -491,7 +491,7 @@ def hostile_pickle(draw: Random) -> Folder:
 
 
 def aliased(draw: Random) -> Folder:
-    """Many tensors of one storage."""
+    """Return many tensors that share one storage."""
     whole = torch.zeros(draw.choice([2**16, 2**20]))
     count = draw.choice([2, 100, 2000])
     views = {f"blocks.{i}.x": draw.choice([whole, whole.view(256, -1).t(), whole[None]]) for i in range(count)}
@@ -512,7 +512,7 @@ def each(way: str, damage: Callable[[str, Random], Folder], kinds: Iterable[str]
     return {f"{way} of {kind}": functools.partial(damage, kind) for kind in kinds}
 
 
-# The ways to damage the files of each format. Their names are the kinds of cases.
+# Functions that damage the files of each format. Their names are the kinds of cases.
 DAMAGE: dict[str, dict[str, Damage]] = {
     "pickled": {
         **{f"pickle {number}": hostile_pickle for number in range(6)},  # more often than the others
@@ -537,7 +537,7 @@ DAMAGE: dict[str, dict[str, Damage]] = {
 
 
 def make_sound_files() -> None:
-    """Once, before children with limits need them."""
+    """Write the valid files once, before child processes with limits need them."""
     for kind in SOUND:
         sound(kind)
     bomb(150 * 2**20)
@@ -560,7 +560,7 @@ def options(files: Folder, draw: Random) -> dict[str, Any]:
 
 
 def load(files: Folder, **chosen: Any) -> str:
-    """Load them, and return what is said if that is refused."""
+    """Load the files. Return the error message if they are refused."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for file, content in files.items():

@@ -1,4 +1,4 @@
-"""Containers: what is in them is read, what is wrong with them is said, and a file is written whole or not at all."""
+"""Container formats: tensors are read, faults are reported, and a file is written completely or not at all."""
 
 import argparse
 import json
@@ -51,7 +51,7 @@ def assert_loads(path: Path) -> None:
 
 
 def refusal(path: str | os.PathLike[str], **options: Any) -> str:
-    """What `load` says of a file that it cannot read: it begins with the file's name."""
+    """Return the error of `load` for an unreadable file. It begins with the file's name."""
     with pytest.raises(VitreousError) as caught:
         vitreous.load(path, **options)
     said = str(caught.value)
@@ -59,8 +59,8 @@ def refusal(path: str | os.PathLike[str], **options: Any) -> str:
     return said.removeprefix(f"{os.fspath(path)}: ")
 
 
-def by_hand(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
-    """A `.safetensors` file with any header."""
+def write_with_header(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
+    """Write a `.safetensors` file with an arbitrary header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
     return path
@@ -86,11 +86,11 @@ def bytes_of(tensor: Tensor) -> bytes:
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def test_every_type_is_known_that_the_library_knows() -> None:
+def test_every_dtype_of_the_library_is_supported() -> None:
     assert set(safetensors.torch._TYPES.items()) <= set(DTYPES.items())
 
 
-def test_safetensors_as_the_library_writes_them(tmp_path: Path) -> None:
+def test_read_safetensors_written_by_the_library(tmp_path: Path) -> None:
     safetensors.torch.save_file(samples(), tmp_path / "x.safetensors", {"who": "them"})
     found = open_tensors(tmp_path / "x.safetensors")
     assert isinstance(found, SafetensorsFile)
@@ -100,7 +100,7 @@ def test_safetensors_as_the_library_writes_them(tmp_path: Path) -> None:
     assert "absent" not in found
 
 
-def test_safetensors_as_we_write_them(tmp_path: Path) -> None:
+def test_the_library_reads_our_safetensors(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     write_tensors(path, samples(), {"who": "wë"})
     assert_same(open_tensors(path), samples())
@@ -112,16 +112,16 @@ def test_safetensors_as_we_write_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spaces", range(8))
 def test_data_that_is_not_aligned(spaces: int, tmp_path: Path) -> None:
-    """The format does not promise it, and old writers did not care."""
+    """The format does not guarantee alignment, and old writers did not align."""
     content = safetensors.torch.save(samples())
     length = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + length].rstrip() + b" " * spaces
-    found = open_tensors(by_hand(tmp_path / "x", header, content[8 + length :]))
+    found = open_tensors(write_with_header(tmp_path / "x", header, content[8 + length :]))
     assert_same(found, samples())
     assert torch.equal(found["float32"] + 1, samples()["float32"] + 1)
 
 
-def test_names_of_every_kind(tmp_path: Path) -> None:
+def test_unusual_tensor_names(tmp_path: Path) -> None:
     state = {name: torch.ones(2) for name in ("a.b", "ü/ß", '"', "\\", "\n", "漢字", "", "__metadata", "x" * 1000)}
     write_tensors(tmp_path / "x.safetensors", state)
     assert_same(open_tensors(tmp_path / "x.safetensors"), state)
@@ -160,13 +160,13 @@ def entry(**changes: Any) -> dict[str, Any]:
         (b'{"a": NaN}', "its header"),
     ],
 )
-def test_headers_that_do_not_hold(header: Any, message: str, tmp_path: Path) -> None:
-    assert re.search(message, refusal(by_hand(tmp_path / "x.safetensors", header, bytes(8))))
+def test_invalid_headers_are_refused(header: Any, message: str, tmp_path: Path) -> None:
+    assert re.search(message, refusal(write_with_header(tmp_path / "x.safetensors", header, bytes(8))))
 
 
 @pytest.mark.parametrize("length", [0, 1, 10_000, 2**40, 2**63, 2**64 - 1])
 def test_a_header_that_is_longer_than_the_file(length: int, tmp_path: Path) -> None:
-    path = by_hand(tmp_path / "x.safetensors", entry(), bytes(8), length)
+    path = write_with_header(tmp_path / "x.safetensors", entry(), bytes(8), length)
     assert f"its header should have {length} bytes, the file has {path.stat().st_size}" in refusal(path)
 
 
@@ -186,7 +186,7 @@ def test_safetensors_cut_short(size: int, tmp_path: Path) -> None:
 
 
 def shards(folder: Path, kind: str = "safetensors") -> dict[str, Any]:
-    """A checkpoint in two parts, and its index."""
+    """Write a checkpoint in two parts, and its index."""
     state = timm_state()
     names = sorted(state)
     halves = {f"part-{i}.{kind}": names[i::2] for i in range(2)}
@@ -200,7 +200,7 @@ def shards(folder: Path, kind: str = "safetensors") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_parts(kind: str, tmp_path: Path) -> None:
+def test_sharded_checkpoint(kind: str, tmp_path: Path) -> None:
     shards(tmp_path, kind)
     assert_loads(tmp_path)
     (index,) = tmp_path.glob("*.index.json")
@@ -208,7 +208,7 @@ def test_parts(kind: str, tmp_path: Path) -> None:
     assert "in 2 parts" in vitreous.load(tmp_path, heads=3).report.container
 
 
-def test_parts_with_a_fault(tmp_path: Path) -> None:
+def test_sharded_checkpoint_with_a_fault(tmp_path: Path) -> None:
     index = shards(tmp_path)
     file = tmp_path / "model.safetensors.index.json"
 
@@ -270,7 +270,7 @@ def test_parts_with_a_fault(tmp_path: Path) -> None:
         (lambda state: {name: torch.nn.Parameter(tensor) for name, tensor in state.items()}, []),
     ],
 )
-def test_what_training_scripts_save(
+def test_checkpoints_of_training_scripts(
     wrap: Callable[[State], Any], took: list[str], legacy: bool, tmp_path: Path
 ) -> None:
     torch.save(wrap(timm_state()), tmp_path / "x.pth", _use_new_zipfile_serialization=not legacy)
@@ -282,7 +282,7 @@ def test_what_training_scripts_save(
     assert all(p.is_leaf and p.requires_grad for p in model.parameters())
 
 
-def test_values_that_are_no_tensors_are_reported(tmp_path: Path) -> None:
+def test_values_that_are_not_tensors_are_reported(tmp_path: Path) -> None:
     torch.save(timm_state() | {"step": 3, "note": "x"}, tmp_path / "x.pth")
     assert vitreous.load(tmp_path / "x.pth", heads=3).report.ignored == {"step": "not a tensor", "note": "not a tensor"}
 
@@ -312,7 +312,7 @@ def test_pytorch_files_without_a_state_dict(content: Any, message: str, tmp_path
 
 
 class Trap:
-    """A pickle of it makes a file when it is read by whoever runs what pickles ask for."""
+    """Its pickle creates a file if the reader runs code from pickles."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -336,7 +336,7 @@ def test_code_is_not_run(form: str, wrap: Callable[[Trap], Any], tmp_path: Path)
     assert not sprung.exists()
     if form in ("zip", "legacy"):
         assert "refused: the pickle would run code (posix.system)" in said
-        torch.load(path, weights_only=False)  # it is a trap indeed
+        torch.load(path, weights_only=False)  # pickle itself runs the code
         assert sprung.exists()
 
 
@@ -359,7 +359,7 @@ def test_pytorch_files_cut_short(size: int, legacy: bool, tmp_path: Path) -> Non
 # ---------------------------------------------------------------- npz
 
 
-def test_npz_of_bfloat16_and_with_other_things_in_it(tmp_path: Path) -> None:
+def test_npz_with_bfloat16_and_other_members(tmp_path: Path) -> None:
     parameters, _ = oracle("google_vit_token_prelogits")
     bits = {name: torch.from_numpy(a).bfloat16().view(torch.uint16).numpy() for name, a in parameters.items()}
     path = tmp_path / "x.npz"
@@ -392,11 +392,11 @@ def test_an_npz_that_was_damaged_inside(tmp_path: Path) -> None:
     assert "Bad CRC-32" in refusal(path)
 
 
-# ---------------------------------------------------------------- told by content, not by name
+# ---------------------------------------------------------------- detected from the content, not from the name
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "npz", "pth", "pt", "bin", "txt", "json", ""])
-def test_a_wrong_ending_does_no_harm(suffix: str, tmp_path: Path) -> None:
+def test_a_wrong_suffix_is_ignored(suffix: str, tmp_path: Path) -> None:
     for kind, write in {
         "safetensors": lambda path: path.write_bytes(safetensors.torch.save(timm_state())),
         "zip": lambda path: torch.save(timm_state(), path),
@@ -452,7 +452,7 @@ def test_folders(tmp_path: Path) -> None:
     assert_loads(tmp_path)
 
 
-def test_names_that_lead_nowhere(tmp_path: Path) -> None:
+def test_paths_that_do_not_exist(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "file").write_text("x")
@@ -462,7 +462,7 @@ def test_names_that_lead_nowhere(tmp_path: Path) -> None:
     assert "cannot be read (Too many levels of symbolic links)" in refusal(tmp_path / "loop")
 
 
-def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_and_devices_do_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.npz")
     assert refusal(tmp_path / "pipe.npz") == "is a named pipe (FIFO), not a regular file"
     assert refusal("/dev/null") == "is a device, not a regular file"
@@ -521,7 +521,7 @@ def test_a_distilled_deit(prefix: str, tmp_path: Path) -> None:
     assert "a distilled DeiT" in refusal(tmp_path / "x.safetensors")
 
 
-def test_numbers_and_shapes_that_are_wrong(tmp_path: Path) -> None:
+def test_wrong_values_and_shapes(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     state = timm_state()
     state["blocks.1.norm2.bias"][3] = torch.nan
@@ -545,7 +545,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_what_we_write_can_be_read_and_is_the_same_every_time(tmp_path: Path) -> None:
+def test_writing_is_deterministic_and_readable(tmp_path: Path) -> None:
     state, paths = timm_state(), [tmp_path / name for name in KINDS]
     code = """
         import sys
@@ -569,7 +569,7 @@ def test_what_we_write_can_be_read_and_is_the_same_every_time(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError("x"), OSError(28, "No space left")])
-def test_a_failure_leaves_everything_as_it_was(name: str, error: Any, tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(name: str, error: Any, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(b"the old one")
 
@@ -584,7 +584,7 @@ def test_a_failure_leaves_everything_as_it_was(name: str, error: Any, tmp_path: 
     assert content(tmp_path) == {name: b"the old one"}
 
 
-def test_a_failure_after_half_of_it_was_written(tmp_path: Path) -> None:
+def test_a_write_that_fails_halfway_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"the old one")
 
@@ -633,12 +633,12 @@ def test_a_process_that_is_killed_while_it_writes(name: str, tmp_path: Path) -> 
     after = path.read_bytes()
     if after == before:
         assert_same(open_tensors(path), timm_state())
-    else:  # a new one, and not a part of one
+    else:  # the complete new file, not a part of it
         assert_same(open_tensors(path), {str(i): torch.zeros(2**18) for i in range(64)})
 
 
 def convert_with_little_room(source: Path, target: Path, to: str) -> tuple[int, str]:
-    """The exit code and the message, where no file may have more than 50,000 bytes."""
+    """Return exit code and message of a process in which no file may have more than 50,000 bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
     result = command.vitreous("convert", source, target, "--to", to, "--overwrite", "--force")
     return result.returncode, result.stderr
@@ -686,14 +686,14 @@ def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
-def test_a_long_name_is_no_reason_to_fail(tmp_path: Path) -> None:
+def test_a_long_file_name(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 243 + ".safetensors")
     vitreous.save(tiny_vit(**MODEL), path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_permissions_are_those_of_any_new_file_or_those_of_the_old_one(name: str, tmp_path: Path) -> None:
+def test_permissions_of_new_and_replaced_files(name: str, tmp_path: Path) -> None:
     old = os.umask(0o027)
     try:
         write_tensors(tmp_path / name, {"a": torch.ones(2)})
@@ -705,11 +705,11 @@ def test_permissions_are_those_of_any_new_file_or_those_of_the_old_one(name: str
         os.umask(old)
 
 
-def test_a_link_is_written_through(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link, target = tmp_path / "x.safetensors", tmp_path / "elsewhere" / "y.safetensors"
     link.symlink_to(target)
-    for _ in range(2):  # a target that is not there yet, and one that is
+    for _ in range(2):  # a target that does not exist yet, and one that exists
         vitreous.save(tiny_vit(**MODEL), link)
         assert link.is_symlink()
         assert [file.name for file in target.parent.iterdir()] == [target.name]
@@ -719,7 +719,7 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "to"), [("x.safetensors", "native"), ("x.pth", "torchvision"), ("x.npz", "google"), ("x", "timm")]
 )
-def test_a_checkpoint_may_be_converted_in_its_place(name: str, to: str, tmp_path: Path) -> None:
+def test_convert_a_checkpoint_in_place(name: str, to: str, tmp_path: Path) -> None:
     path = tmp_path / name
     changes = {"google": {"resample": "google", "gelu": "tanh"}, "torchvision": {"resample": "torchvision"}}
     vitreous.save(tiny_vit(**MODEL | changes.get(to, {})), path, to=to)
@@ -746,7 +746,7 @@ def test_a_file_may_be_replaced_while_a_model_uses_it(name: str, tmp_path: Path)
     assert_same(loaded.state_dict(), before)
     assert torch.equal(outputs(loaded, x), answer)
     with torch.no_grad():
-        loaded.head.weight.zero_()  # and what is done to a model is not done to its file
+        loaded.head.weight.zero_()  # changing a model does not change its file
     vitreous.save(tiny_vit(**MODEL), tmp_path / "x.safetensors")
     again = vitreous.load(tmp_path / "x.safetensors")
     with torch.no_grad():
@@ -754,7 +754,7 @@ def test_a_file_may_be_replaced_while_a_model_uses_it(name: str, tmp_path: Path)
     assert vitreous.load(tmp_path / "x.safetensors").head.weight.any()
 
 
-def test_numbers_of_8_bits(tmp_path: Path) -> None:
+def test_8_bit_floating_point_types(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     write_tensors(path, {name: tensor.to(torch.float8_e4m3fn) for name, tensor in timm_state().items()})
     assert vitreous.load(path, heads=3).head.weight.dtype == torch.float32
@@ -769,7 +769,7 @@ def test_numbers_of_8_bits(tmp_path: Path) -> None:
         vitreous.convert(path, tmp_path / "y.npz", "google", heads=3, force=True)
 
 
-def test_labels_of_every_kind_come_back(tmp_path: Path) -> None:
+def test_unusual_labels_survive_a_round_trip(tmp_path: Path) -> None:
     labels = ("ü", "漢字", '"', "\n", "\ud800", "", "[/]")
     model = tiny_vit(gelu="erf", resample="timm")
     model.labels = labels
@@ -779,7 +779,7 @@ def test_labels_of_every_kind_come_back(tmp_path: Path) -> None:
     assert vitreous.load(tmp_path / "timm").labels == labels
 
 
-def test_a_held_tensor_can_be_let_go_of() -> None:
+def test_the_memory_of_a_tensor_can_be_released() -> None:
     held = InMemoryTensors({"a": torch.ones(3), "b": np.ones((2, 2))}, "x")
     held.release("a")
     assert held["a"].is_meta
@@ -788,14 +788,14 @@ def test_a_held_tensor_can_be_let_go_of() -> None:
 
 
 def ended_process() -> int:
-    """The number of a process that is no more."""
+    """Return the id of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
-def test_what_a_killed_process_left_behind_is_removed(tmp_path: Path) -> None:
-    """Of the same path, and of processes that are gone: nothing else."""
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """Only those of the same path, and only of processes that have ended."""
     gone, path = ended_process(), tmp_path / "x.safetensors"
     (tmp_path / f".x.safetensors.{gone}.tmp").write_text("a part of it")
     kept = [f".y.safetensors.{gone}.tmp", f".x.safetensors.{os.getppid()}.tmp", ".x.safetensors.abc.tmp", ".x.tmp"]
@@ -805,14 +805,16 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted([*kept, path.name])
 
 
-def test_what_a_killed_process_left_of_a_folder_is_removed_or_put_back(tmp_path: Path) -> None:
+def test_folders_of_killed_processes_are_removed_or_restored(tmp_path: Path) -> None:
     gone, folder, model = ended_process(), tmp_path / "x", tiny_vit(gelu="erf", resample="timm")
     vitreous.save(model, folder, to="timm")
     for ending in ("tmp", "old"):
         shutil.copytree(folder, tmp_path / f".x.{gone}.{ending}")
     vitreous.save(model, folder, to="timm")
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
-    folder.rename(tmp_path / f".x.{gone}.old")  # the last that was whole: killed before the new one took its place
+    folder.rename(
+        tmp_path / f".x.{gone}.old"
+    )  # the last complete folder
     (tmp_path / f".x.{gone}.tmp").mkdir()
     vitreous.save(tiny_vit(), tmp_path / "in.safetensors")
     _, err = limited(convert_with_little_room, tmp_path / "in.safetensors", folder, "timm", seconds=60)

@@ -1,4 +1,4 @@
-"""Every dialect, in and out: the same numbers, the same bits, and a word on whatever does not fit."""
+"""Every dialect, read and written: the same outputs, bit-identical weights, and a note on everything that is lost."""
 
 import warnings
 from dataclasses import replace
@@ -20,7 +20,7 @@ from vitreous.weights.dialects import DIALECTS
 from vitreous.weights.load import read_checkpoint
 
 DIALECT_NAMES = get_args(DialectName)
-ORACLES = {  # and who can carry them without a change
+ORACLES = {  # and the dialects that can represent them without a change
     "google_vit_token_prelogits": {"google", "big-vision"},
     "google_vit_gap_linen": {"google", "big-vision"},
     "google_hybrid_r": {"google"},
@@ -49,7 +49,7 @@ def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 def reference(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
-    """An oracle's weights as its own program would have saved them, and options to read them with."""
+    """Write an oracle's weights as its own program would, and return the options to load them."""
     parameters, _ = oracle(name)
     if name == "dino_vit":
         torch.save({key: torch.from_numpy(array) for key, array in parameters.items()}, folder / "reference.pth")
@@ -59,7 +59,7 @@ def reference(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
 
 
 def agrees(path: Path, name: str, **options: Any) -> None:
-    """A file gives the oracle's numbers at all of its sizes."""
+    """Check that a file gives the oracle's outputs at all of its sizes."""
     _, facts = oracle(name)
     model = vitreous.load(path, **options)
     sizes = [key.removeprefix("input_") for key in facts if key.startswith("input_")]
@@ -77,14 +77,14 @@ def agrees(path: Path, name: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ORACLES)
-def test_an_oracle_through_every_dialect_that_can_carry_it(name: str, tmp_path: Path) -> None:
+def test_an_oracle_through_every_dialect_that_can_represent_it(name: str, tmp_path: Path) -> None:
     source, options = reference(tmp_path, name)
     agrees(source, name, **options)
     carried = set()
     for dialect in DIALECT_NAMES:
         try:
             vitreous.convert(source, target(tmp_path, dialect), dialect, **options)
-        except VitreousError:  # what it says is another test's
+        except VitreousError:  # another test checks the message
             assert not target(tmp_path, dialect).exists()
             continue
         carried.add(dialect)
@@ -99,7 +99,7 @@ def test_an_oracle_through_every_dialect_that_can_carry_it(name: str, tmp_path: 
 
 @pytest.mark.parametrize("name", ["google_vit_token_prelogits", "google_hybrid_r", "bv_map_learn", "bit_v2_small"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_there_and_back_through_ours_is_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
+def test_a_round_trip_through_the_native_dialect_is_bit_identical(name: str, dtype: str, tmp_path: Path) -> None:
     parameters, _ = oracle(name)
     if dtype == "bfloat16":
         parameters = {k: (a.view(np.uint32) >> 16).astype(np.uint16).view("V2") for k, a in parameters.items()}
@@ -118,7 +118,7 @@ def test_there_and_back_through_ours_is_bit_for_bit(name: str, dtype: str, tmp_p
 
 
 PLAIN = {"gelu": "erf", "norm_eps": 1e-6}
-OURS = {  # a model that each dialect can carry, with what is special about it
+OURS = {  # a model that each dialect can represent, with the special features of the dialect
     "google": {"representation_size": 24},
     "big-vision": {"pool": "map"},
     "timm": {**PLAIN, "resample": "timm", "pool": "gap", "final_norm": "after-pool", "registers": 2, "layer_scale": 0.1,
@@ -134,14 +134,16 @@ OURS = {  # a model that each dialect can carry, with what is special about it
 
 @pytest.mark.parametrize("dialect", OURS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_ours_out_and_in(dialect: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_our_models_survive_every_dialect(dialect: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = tiny_vit(**OURS[dialect]).to(dtype)
     path = target(tmp_path, dialect)
     vitreous.save(model, path, to=dialect)
     back = vitreous.load(path, heads=3 if dialect in ("torchvision", "dino", "dinov2") else None, dtype=None)
     assert back.report.dialect == dialect
     identical(dict(model.state_dict()), dict(back.state_dict()))
-    scale = replace(back.config, layer_scale=model.config.layer_scale)  # its initial value is no part of the others
+    scale = replace(
+        back.config, layer_scale=model.config.layer_scale
+    )  # its initial value is not stored
     assert scale == model.config
 
 
@@ -152,7 +154,7 @@ def test_ours_out_and_in(dialect: str, dtype: torch.dtype, tmp_path: Path) -> No
         ("imagenet", "pre", "zeros"),  # the one max-pool whose border matters
     ],
 )
-def test_bit_out_and_in(stem: str, activation: str, border: str, tmp_path: Path) -> None:
+def test_bit_survives_its_dialects(stem: str, activation: str, border: str, tmp_path: Path) -> None:
     config = BiTConfig(
         blocks=(2, 1), width_factor=0.5, stem=stem, activation=activation, pool_border=border, num_classes=5
     )
@@ -185,7 +187,7 @@ CANNOT = [
     ("timm", {"position_at": "every-layer"}, "position_at = 'every-layer'"),
     ("dinov2", {"qk_norm": True}, "qk_norm = True"),
 ]
-UNREADABLE = ("representation_size = 8", "position_at = 'every-layer'")  # what is left has other shapes than it needs
+UNREADABLE = ("representation_size = 8", "position_at = 'every-layer'")  # the remaining tensors have the wrong shapes
 BASE: dict[str, dict[str, Any]] = {
     "timm": {**PLAIN, "resample": "timm"},
     "huggingface": {**PLAIN, "resample": "hf"},
@@ -198,9 +200,9 @@ BASE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("dialect", "change", "named"), CANNOT)
-def test_what_cannot_be_expressed_is_named(dialect: str, change: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_unsupported_settings_are_named(dialect: str, change: dict[str, Any], named: str, tmp_path: Path) -> None:
     path = target(tmp_path, dialect)
-    vitreous.save(tiny_vit(**BASE[dialect]), path, to=dialect)  # without the change it can
+    vitreous.save(tiny_vit(**BASE[dialect]), path, to=dialect)  # without the change it is supported
     before = tensors(path)
     model = tiny_vit(**{**BASE[dialect], **change})
     with pytest.raises(VitreousError, match="cannot represent") as error:
@@ -232,7 +234,7 @@ def test_what_cannot_be_expressed_is_named(dialect: str, change: dict[str, Any],
         ("torchvision", {**BASE["torchvision"], "qkv_bias": False}, "no biases: zeros"),
     ],
 )
-def test_the_same_numbers_in_other_words(dialect: str, fields: dict[str, Any], note: str, tmp_path: Path) -> None:
+def test_equivalent_settings_are_accepted(dialect: str, fields: dict[str, Any], note: str, tmp_path: Path) -> None:
     model = tiny_vit(**fields)
     notes = vitreous.save(model, target(tmp_path, dialect), to=dialect)
     assert any(note in line for line in notes)
@@ -242,7 +244,7 @@ def test_the_same_numbers_in_other_words(dialect: str, fields: dict[str, Any], n
         torch.testing.assert_close(outputs(back, x), outputs(model, x))
 
 
-def test_native_carries_everything(tmp_path: Path) -> None:
+def test_the_native_dialect_stores_everything(tmp_path: Path) -> None:
     model = tiny_vit(
         dropout=0.1, stochastic_depth=0.2, head_bias=-10.0, remainder="crop", position="learned-2d",
         backbone=SMALL_RESNET, patch_size=1, image_size=(64, 96), channels=1,
@@ -258,22 +260,22 @@ def test_native_carries_everything(tmp_path: Path) -> None:
     assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "y.safetensors").read_bytes()
 
 
-def test_where_it_came_from_is_kept(tmp_path: Path) -> None:
+def test_the_origin_is_stored(tmp_path: Path) -> None:
     vitreous.convert(FIXTURES / "bit_v2_small.npz", tmp_path / "a.safetensors", "native")
     vitreous.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "native")
     origin = vitreous.load(tmp_path / "b.safetensors").report.origin
     assert origin == {"source": "bit_v2_small.npz", "dialect": "bit"}
 
 
-def test_a_guess_stays_one(tmp_path: Path) -> None:
+def test_guesses_are_stored(tmp_path: Path) -> None:
     model = draw(vitreous.create("Ti/16", depth=1, image_size=32, num_classes=3, **PLAIN, resample="timm"))
     torch.save(model.state_dict(), tmp_path / "x.pth")
     notes = vitreous.convert(tmp_path / "x.pth", tmp_path / "x.safetensors", "native")
-    assert len(notes) == 1  # one sentence, and what costs accuracy where it is wrong comes first
+    assert len(notes) == 1  # one sentence; guesses that can cost accuracy come first
     places = [notes[0].index(word) for word in ("preprocessing:", "heads: 3", "pool:", "GELU:")]
     assert places == sorted(places)
     native = vitreous.load(tmp_path / "x.safetensors").report
-    assert native.notes == ()  # it was said when the file was converted
+    assert native.notes == ()  # it was reported when the file was converted
     assert "guess: heads: 3" in str(native)
     assert native.guesses == vitreous.load(tmp_path / "x.pth").report.guesses
     vitreous.convert(tmp_path / "x.safetensors", tmp_path / "again.safetensors", "native")
@@ -281,8 +283,8 @@ def test_a_guess_stays_one(tmp_path: Path) -> None:
     assert "preprocessing" not in vitreous.load(tmp_path / "x.safetensors", preprocessing="deit").report.guesses
 
 
-def test_a_config_of_another_program_is_not_passed_over(tmp_path: Path) -> None:
-    """Tensors with timm's names beside a config.json that is not timm's."""
+def test_a_config_json_of_another_program_is_reported(tmp_path: Path) -> None:
+    """Tensors with timm's names, and a config.json of another program in the same folder."""
     model = tiny_vit(**PLAIN, resample="timm", width=64, heads=1)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text('{"model_type": "rotary_vit"}')
@@ -292,7 +294,7 @@ def test_a_config_of_another_program_is_not_passed_over(tmp_path: Path) -> None:
     assert any("config.json" in note and "not used" in note for note in vitreous.load(tmp_path).report.notes)
 
 
-def test_the_mask_token_outlives_a_model(tmp_path: Path) -> None:
+def test_the_mask_token_is_kept(tmp_path: Path) -> None:
     model = tiny_vit(**BASE["dinov2"], layer_scale=0.1)
     state = {**model.state_dict(), "mask_token": images(1, 48)}
     torch.save(state, tmp_path / "in.pth")
@@ -329,7 +331,7 @@ def test_a_bit_has_no_heads() -> None:
         {"heads": "x"},
     ],
 )
-def test_options_that_make_no_sense(option: dict[str, Any]) -> None:
+def test_invalid_options(option: dict[str, Any]) -> None:
     with pytest.raises(VitreousError, match=next(iter(option))):
         vitreous.load(FIXTURES / "google_vit_gap_linen.npz", **option)
 
@@ -339,7 +341,7 @@ def test_options_that_make_no_sense(option: dict[str, Any]) -> None:
 PRELOGITS = FIXTURES / "google_vit_token_prelogits.npz"
 
 
-def test_a_new_head_is_zero_and_what_was_under_the_old_one_goes() -> None:
+def test_a_new_head_is_zero_and_drops_the_pre_logits_layer() -> None:
     model = vitreous.load(PRELOGITS, num_classes=5)
     assert (model.config.num_classes, model.config.representation_size) == (5, None)
     assert model.head.weight.shape == (5, 48)
@@ -349,10 +351,10 @@ def test_a_new_head_is_zero_and_what_was_under_the_old_one_goes() -> None:
     dropped = ("head/kernel", "head/bias", "pre_logits/kernel", "pre_logits/bias")
     assert all(model.report.ignored[f"params/{name}"] == rule for name in dropped)
     same = vitreous.load(PRELOGITS, num_classes=7)
-    assert not same.head.weight.any()  # as many classes as before are still other classes
+    assert not same.head.weight.any()  # also if the number of classes is the same
 
 
-def test_no_classes_are_features() -> None:
+def test_zero_classes_give_features() -> None:
     _, facts = oracle("bv_map_learn")
     model = vitreous.load(FIXTURES / "bv_map_learn.npz", num_classes=0)
     x = torch.from_numpy(facts["input_32x32"]).permute(0, 3, 1, 2)
@@ -383,7 +385,7 @@ def test_strict_or_not(tmp_path: Path) -> None:
     with pytest.warns(VitreousWarning, match="lacks 1 tensors"):
         back = vitreous.load(tmp_path / "x.pth", heads=3, strict=False)
     assert (back.report.missing, back.report.unexpected) == (("blocks.1.norm2.weight",), ("surprise.weight",))
-    assert torch.equal(back.blocks[1].norm2.weight, torch.ones_like(lost))  # as a norm starts
+    assert torch.equal(back.blocks[1].norm2.weight, torch.ones_like(lost))  # the initial value of a norm
     assert "missing, initialised at random: 'blocks.1.norm2.weight'" in str(back.report)
 
 
@@ -426,7 +428,7 @@ def test_dino_under_wrappers_and_prefixes(prefix: str, wrapper: tuple[str, ...],
         assert report.ignored["epoch"] == f"beside {wrapper[0]!r}"
 
 
-def test_a_size_that_was_asked_for_moves_the_preprocessing_too(tmp_path: Path) -> None:
+def test_a_requested_size_also_changes_the_preprocessing(tmp_path: Path) -> None:
     model = vitreous.load(PRELOGITS, image_size=(48, 24))
     assert model.config.grid == (6, 3)
     assert model.preprocessing.size == (48, 24)
@@ -436,14 +438,14 @@ def test_a_size_that_was_asked_for_moves_the_preprocessing_too(tmp_path: Path) -
     assert (back.config, back.preprocessing) == (model.config, model.preprocessing)
 
 
-def test_dinov2_is_shown_the_size_that_was_asked_for(tmp_path: Path) -> None:
+def test_dinov2_at_a_requested_size(tmp_path: Path) -> None:
     model = draw(vitreous.create("DINOv2-S/14", depth=1))
     vitreous.save(model, tmp_path / "x.pth", to="dinov2")
     for asked, shown in ((None, 224), (518, 518), (504, 504)):
         assert vitreous.load(tmp_path / "x.pth", image_size=asked).preprocessing.size == (shown, shown)
 
 
-def test_what_a_reader_will_assume_is_what_it_does(tmp_path: Path) -> None:
+def test_assumed_preprocessing_is_that_of_the_reader(tmp_path: Path) -> None:
     bit = draw(build_model(BiTConfig(blocks=(1,), width_factor=0.5, image_size=128, num_classes=2)))
     waves = tiny_vit(position="sincos-2d", pool="gap")
     cropped = tiny_vit(image_size=35, remainder="crop", pool="gap")
@@ -464,7 +466,7 @@ def test_preprocessing_by_name(tmp_path: Path) -> None:
     assert vitreous.load(PRELOGITS, preprocessing=own).preprocessing == own
 
 
-def test_nothing_is_said_without_need() -> None:
+def test_no_notes_without_a_reason() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = vitreous.load(PRELOGITS).report

@@ -1,5 +1,5 @@
-"""Damaged and hostile checkpoints: whatever is in one, `load` raises a VitreousError that names it, or loads it; within
-the limits of fuzz_harness.py. The cases are made in fuzzing.py."""
+"""Damaged and hostile checkpoints: `load` either loads a file or raises a VitreousError that names it, within the
+limits of fuzz_harness.py. fuzzing.py generates the cases."""
 
 import functools
 from random import Random
@@ -9,7 +9,7 @@ import pytest
 
 from fuzz_harness import Case, Work, fuzz
 
-BARE = ("safetensors", "pth", "legacy pth", "index")  # without a description
+BARE = ("safetensors", "pth", "legacy pth", "index")  # without metadata
 
 
 @pytest.mark.parametrize("kind", fuzzing.SOUND)

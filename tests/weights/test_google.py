@@ -1,4 +1,4 @@
-"""Google's reader: every generation of names, and files that are not what they say."""
+"""The reader of Google's files: every generation of names, and damaged or misnamed files."""
 
 import re
 import tempfile
@@ -64,7 +64,7 @@ def test_both_numberings_of_one_file() -> None:
 
 @pytest.mark.parametrize("name", ["bv_gap_sincos", "bv_map_learn"])
 def test_scanned_layers(name: str) -> None:
-    """One `encoderblock` with a leading axis of layers."""
+    """One `encoderblock` whose tensors have a leading axis of layers."""
     parameters, facts = oracle(name)
     scanned = {key: array for key, array in parameters.items() if "encoderblock" not in key}
     for key in parameters:
@@ -75,7 +75,7 @@ def test_scanned_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding"])
-def test_where_positions_have_been(place: str) -> None:
+def test_older_names_of_positions(place: str) -> None:
     parameters, facts = oracle("bv_map_learn")
     assert logits(rename(parameters, ("^pos_embedding$", place)), facts) <= 1e-5
 
@@ -104,7 +104,7 @@ def test_bit_as_tensorflow_wrote_it() -> None:
     assert all(name.startswith("resnet/") for name in released)
     config, state = read(released)
     modern_config, modern_state = read(parameters)
-    # The code these files come from pads its max-pool with zeros; the oracle is big_vision's, which does not.
+    # The TensorFlow code pads its max-pool with zeros; the oracle is from big_vision, which does not.
     assert (config.pool_border, modern_config.pool_border) == ("zeros", "nothing")
     assert replace(config, pool_border="nothing") == modern_config
     assert all(torch.equal(state[name], modern_state[name]) for name in modern_state)
@@ -128,7 +128,7 @@ def test_bit_v1_is_the_hybrids_backbone_with_a_head() -> None:
         torch.testing.assert_close(model(x)[:, 0], model.features(x).mean(1))
 
 
-def test_what_the_shapes_tell() -> None:
+def test_config_inferred_from_shapes() -> None:
     config, _ = read(oracle("google_vit_token_prelogits")[0])
     assert (config.width, config.depth, config.heads, config.mlp_dim) == (48, 2, 3, 96)
     assert (config.image_size, config.patch_size, config.pool) == ((32, 32), (8, 8), "token")
@@ -154,7 +154,7 @@ def test_a_class_token_without_a_position_slot() -> None:
     torch.testing.assert_close(outputs(model, x), outputs(old, x))
 
 
-def test_an_oblong_native_grid_must_be_told() -> None:
+def test_a_rectangular_native_grid_needs_image_size() -> None:
     parameters, _ = oracle("google_vit_gap_linen")
     place = "Transformer/posembed_input/pos_embedding"
     oblong = parameters | {place: parameters[place][:, :8]}
@@ -193,7 +193,7 @@ def test_load_from_a_file(tmp_path: Path) -> None:
 QUERY = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query"
 
 
-def test_a_load_at_another_size_lays_the_model_out_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_at_another_size_resamples_the_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters, facts = oracle("google_vit_token_prelogits")
     model = vitreous.load(broken(tmp_path, parameters), image_size=48).eval()
     assert model.config.image_size == (48, 48)
@@ -204,7 +204,7 @@ def test_a_load_at_another_size_lays_the_model_out_for_it(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("position", ["learned-1d", "learned-2d", "relative", "sincos-2d"])
 @pytest.mark.parametrize("policy", ["google", "timm", "dino"])
-def test_resizing_is_what_a_call_at_that_size_does(position: str, policy: str) -> None:
+def test_resizing_equals_a_call_at_that_size(position: str, policy: str) -> None:
     model = tiny_vit(position=position, resample=policy, registers=1)
     config, state = resize(model.config, model.state_dict(), (48, 24))
     resized = build_model(config).eval()
@@ -214,14 +214,14 @@ def test_resizing_is_what_a_call_at_that_size_does(position: str, policy: str) -
     torch.testing.assert_close(outputs(resized, x), outputs(model, x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_head_of_zeros_is_pointed_out(tmp_path: Path) -> None:
+def test_a_head_of_zeros_is_reported(tmp_path: Path) -> None:
     parameters, _ = oracle("google_vit_token_prelogits")
     parameters["head/kernel"][:] = 0
     with pytest.warns(UserWarning, match="the head is all zeros"):
         vitreous.load(broken(tmp_path, parameters))
 
 
-def test_types_may_be_mixed() -> None:
+def test_mixed_dtypes() -> None:
     parameters, facts = oracle("google_vit_token_prelogits")
     parameters["head/kernel"] = parameters["head/kernel"].astype(np.float64)
     _, state = read(parameters)
@@ -233,7 +233,7 @@ def test_types_may_be_mixed() -> None:
     assert relative_error(outputs(model, x), facts["logits_32x32"]) <= 1e-5
 
 
-def test_the_image_tower_of_two() -> None:
+def test_the_image_tower_of_a_two_tower_model() -> None:
     parameters, facts = oracle("bv_map_learn")
     towers = {f"params/img/{name}": array for name, array in parameters.items()}
     towers |= {"params/txt/Embed_0/embedding": np.ones((9, 4), np.float32), "params/t": np.ones(1, np.float32)}
@@ -252,7 +252,7 @@ NORM = "Transformer/encoderblock_1/LayerNorm_0"
 
 
 def six_heads(parameters: Arrays) -> list[tuple[str, tuple[int, ...]]]:
-    """The second layer's attention with twice the heads: the same numbers in another shape."""
+    """Return a state whose second layer has twice as many heads: the same values in another shape."""
     shapes = {(48, 3, 16): (48, 6, 8), (3, 16): (6, 8), (3, 16, 48): (6, 8, 48)}
     return [(k, shapes[a.shape]) for k, a in parameters.items() if "block_1/Multi" in k and a.shape in shapes]
 
@@ -304,7 +304,7 @@ def test_wrong_contents(change: object, message: str, tmp_path: Path) -> None:
         vitreous.load(broken(tmp_path, parameters))
 
 
-def test_files_that_are_not_what_they_say(tmp_path: Path) -> None:
+def test_files_of_other_formats(tmp_path: Path) -> None:
     text = tmp_path / "text.npz"
     text.write_text("not a zip")
     single = tmp_path / "single.npz"

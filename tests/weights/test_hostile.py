@@ -1,4 +1,4 @@
-"""Files that ask for more than they have: memory, time, or a reader that waits. Each is refused in a sentence."""
+"""Files that would exhaust memory or time, or block the reader. Each is refused with one sentence."""
 
 import io
 import json
@@ -37,7 +37,7 @@ class Case:
 
 
 def case(file: str, expected: str, **options: Any) -> Callable[[Callable[[Path], Any]], None]:
-    """A function that writes a file, and what `load` should say of it."""
+    """Register a function that writes a file, with the expected error of `load`."""
 
     def add(make: Callable[[Path], Any]) -> None:
         MAKERS[make.__name__] = Case(make, file, expected, options)
@@ -55,7 +55,7 @@ make = Assembler(Random(0))
 
 
 def archive(path: Path, content: bytes, storage: bytes = bytes(96)) -> None:
-    """A PyTorch file with a pickle of ours."""
+    """Write a PyTorch file with this pickle."""
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x/data.pkl", b"\x80\x02" + content + b".")
         file.writestr("x/version", "3\n")
@@ -67,7 +67,7 @@ def call(name: str, *arguments: bytes) -> bytes:
 
 
 def tensor(count: int, size: int, stride: int) -> bytes:
-    """A tensor of one dimension, of a storage that is said to have `count` numbers."""
+    """Return the instructions of a 1-D tensor whose storage declares `count` numbers."""
     parts = [make.text("storage"), make.some_global("torch FloatStorage"), make.text("0"), make.text("cpu")]
     storage = make.tuple_of(*parts, make.number(count)) + b"Q"
     shape = [make.tuple_of(make.number(n)) for n in (size, stride)]
@@ -76,7 +76,7 @@ def tensor(count: int, size: int, stride: int) -> bytes:
 
 
 def doubled(times: int) -> bytes:
-    """(x, x) of (x, x) of ..., in two instructions each."""
+    """(x, x) of (x, x) of ..., each level in two instructions."""
     return b")" + b"".join(b"r" + struct.pack("<I", i) + b"j" + struct.pack("<I", i) + b"\x86" for i in range(times))
 
 
@@ -124,7 +124,7 @@ def tensor_larger_than_its_storage(path: Path) -> None:
 def legacy_storage_larger_than_its_file(path: Path) -> None:
     torch.save({"x": torch.zeros(24)}, path, _use_new_zipfile_serialization=False)
     content = path.read_bytes()
-    declared = content.index(b"cpu") + 5  # behind the location and its place in the memo: the number of values, K 24
+    declared = content.index(b"cpu") + 5  # after the location and its memo entry: the number of values, K 24
     assert content[declared : declared + 2] == b"K\x18"
     path.write_bytes(content[:declared] + b"J" + struct.pack("<i", 600_000_000) + content[declared + 2 :])
 
@@ -154,7 +154,7 @@ def two_pickles(path: Path) -> None:
 
 @case("x.pth", r"its tensors have 1\.\d GiB, but share 9\.0 MiB of memory: save copies")
 def many_tensors_of_one_storage(path: Path) -> None:
-    """Those of a ViT of 48 layers, each a transposed view, which loading would copy."""
+    """The tensors of a ViT with 48 layers, each a transposed view, which loading would copy."""
     memory = torch.zeros(768 * 3072)
     shapes = {"attn.qkv.weight": (2304, 768), "mlp.fc1.weight": (3072, 768), "mlp.fc2.weight": (768, 3072)}
     views = {name: memory[: rows * cols].view(cols, rows).t() for name, (rows, cols) in shapes.items()}
@@ -185,7 +185,7 @@ def quantized_tensor(path: Path) -> None:
 
 
 class Wrapper(torch.Tensor):
-    """A tensor of a class of its own."""
+    """A tensor subclass."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> "Wrapper":
@@ -206,13 +206,15 @@ def wrapped_tensor(path: Path) -> None:
 
 @case("x.npz", r"refused: the archive expands from 1\.\d MiB to 1\.2 GiB, which no real checkpoint does")
 def deflate_bomb(path: Path) -> None:
-    """One array of zeros, from raw parts: to compress it all would take seconds."""
+    """One array of zeros, assembled from compressed pieces: compressing all of it would take seconds."""
     size = 300 * 4 * 2**20
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (size // 4,)})
     start = header.getvalue()
     piece, packer, check = bytes(4 * 2**20), zlib.compressobj(9, zlib.DEFLATED, -15), zlib.crc32(start)
-    packed = packer.compress(piece) + packer.flush(zlib.Z_FULL_FLUSH)  # after that, the same input gives the same bytes
+    packed = packer.compress(piece) + packer.flush(
+        zlib.Z_FULL_FLUSH
+    )  # then the same input gives the same bytes
     for _ in range(300):
         check = zlib.crc32(piece, check)
     stored = b"\0" + struct.pack("<HH", len(start), len(start) ^ 0xFFFF) + start  # a block that is not compressed
@@ -240,7 +242,7 @@ def header_of_gigabytes(path: Path) -> None:
     with path.open("wb") as file:
         file.write((3 * 2**30).to_bytes(8, "little") + b"{")
         file.truncate(4 * 2**30)
-    assert path.stat().st_blocks < 100  # it takes no room on the disk
+    assert path.stat().st_blocks < 100  # a sparse file: it takes no space on disk
 
 
 @case("x.safetensors", "its header has 26,000,00. bytes, and the limit is 25,000,000")
@@ -259,7 +261,7 @@ def configs_of_many_objects(path: Path) -> None:
 
 @case("folder", r"part-00\.npz: the parts of an index must be \.safetensors or PyTorch files, not npz")
 def index_of_compressed_arrays(path: Path) -> None:
-    """Each of its parts is a kilobyte, and 60 MiB in memory."""
+    """Each part has one kilobyte on disk and 60 MiB in memory."""
     names = [f"part-{number:02}.npz" for number in range(40)]
     np.savez_compressed(path.parent / names[0], x=np.zeros(15 << 20, np.float32))
     for name in names[1:]:
@@ -269,7 +271,7 @@ def index_of_compressed_arrays(path: Path) -> None:
 
 
 def empty_tensors(path: Path, names: list[str], card: dict[str, Any] | None = None) -> None:
-    """A file of tensors of no length, and a description of ours."""
+    """Write a native file of empty tensors with this metadata."""
     header: dict[str, Any] = {name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in names}
     if card is not None:
         header["__metadata__"] = {"format": "pt", "vitreous": json.dumps(card)}
@@ -358,7 +360,7 @@ def number_of_classes_that_is_no_number_of_rows(path: Path) -> None:
 
 
 def refusal(path: Path, options: dict[str, Any]) -> str:
-    """What `load` says. A refusal because this process may not have more memory does not count."""
+    """Return the error of `load`. An error because of this process's memory limit does not count."""
     try:
         vitreous.load(path, **options)
     except VitreousError as error:
@@ -373,10 +375,10 @@ def refusal(path: Path, options: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_hostile_files_are_refused(name: str, tmp_path: Path) -> None:
-    """In a process that may take 1 GiB more than the file has."""
+    """In a process that may allocate 1 GiB more than the file has."""
     each = MAKERS[name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's of prototypes, ours of missing tensors
+        warnings.simplefilter("ignore")  # warnings of torch about prototypes, and ours about missing tensors
         each.make(tmp_path / each.file)
         path = tmp_path if each.file == "folder" else tmp_path / each.file
         size = path.stat().st_size if path.is_file() else 0

@@ -1,6 +1,6 @@
-"""`hf://owner/name`, through the hub's real library: against a cache laid out by hand, and against a server of ours.
+"""Load `hf://owner/name` with the real huggingface_hub library, from a prepared cache and from a local test server.
 
-The library reads its settings when it is imported: each look at it is a process of its own.
+The library reads its settings when it is imported, so each test starts new processes.
 """
 
 import json
@@ -37,7 +37,7 @@ for source in sys.argv[1:]:
 
 
 def loads(cache: Path, *sources: str, **environment: str) -> list[Any]:
-    """What `vitreous.load` makes of each: dialect, heads and a sum of weights; or what it says."""
+    """Return the result of `vitreous.load` for each source: dialect, heads and a sum of weights, or the error."""
     settings = {"HF_HUB_CACHE": str(cache), "HF_HOME": str(cache.parent / "home"), "HF_HUB_OFFLINE": "1"}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
     result = subprocess.run(
@@ -53,7 +53,7 @@ def loads(cache: Path, *sources: str, **environment: str) -> list[Any]:
 
 
 def timm_repository(folder: Path, seed: float = 0) -> list[Any]:
-    """What a repository of timm holds, and what `loads` should find in it."""
+    """Return the files of a timm repository, and the expected result of `loads`."""
     model = tiny_vit(gelu="erf", resample="timm")
     with torch.no_grad():
         model.head.weight.add_(seed)
@@ -62,7 +62,7 @@ def timm_repository(folder: Path, seed: float = 0) -> list[Any]:
 
 
 def cached(cache: Path, name: str, sha: str = SHA, ref: str = "main") -> Path:
-    """The folder of a snapshot in the cache, which files can be put into."""
+    """Create the folder of a snapshot in the cache."""
     repository = cache / f"models--{name.replace('/', '--')}"
     snapshot = repository / "snapshots" / sha
     snapshot.mkdir(parents=True)
@@ -72,7 +72,7 @@ def cached(cache: Path, name: str, sha: str = SHA, ref: str = "main") -> Path:
 
 
 def into_blobs(snapshot: Path) -> None:
-    """As the library does it: the names are links, the files go by their hash."""
+    """Replace files by links to blobs that are named after their hash, as the library does."""
     blobs = snapshot.parents[1] / "blobs"
     blobs.mkdir(exist_ok=True)
     for file in list(snapshot.iterdir()):
@@ -123,7 +123,7 @@ def test_from_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "source", ["hf://", "hf://name", "hf://a/b/c", "hf://a/b@", "hf:///b", "hf://a/ b", "hf://a/b#x", "hf://a/b@x y"]
 )
-def test_what_is_not_a_repository(source: str) -> None:
+def test_invalid_repository_names(source: str) -> None:
     with pytest.raises(VitreousError) as caught:
         vitreous.load(source)
     assert str(caught.value) == f"{source}: expected hf://owner/name or hf://owner/name@revision"
@@ -137,7 +137,7 @@ def git_hash(content: bytes) -> str:
 
 
 def is_large(file: str) -> bool:
-    """Weights are large files, which git keeps elsewhere, by their SHA-256."""
+    """Whether a file is stored in Git LFS, by its SHA-256."""
     return not file.endswith((".json", ".md"))
 
 
@@ -147,29 +147,31 @@ def large(file: str, content: bytes) -> dict[str, Any]:
 
 
 class Hub(ThreadingHTTPServer):
-    """The few routes of the hub that a download goes along."""
+    """A test server with the routes of the hub that a download uses."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
         self.repositories: dict[str, dict[str, bytes]] = {}
-        self.failures: dict[str, int] = {}  # repository -> the status it answers with
-        self.silent: set[str] = set()  # repositories that do not answer, or "HEAD repository": not to that
-        self.sent: dict[str, bytes] = {}  # repository/file -> what is sent in its place
-        self.stalls: dict[str, int] = {}  # repository/file -> after how many bytes nothing more is sent
-        self.trickles: set[str] = set()  # repository/file: it comes byte by byte, and would take hours
+        self.failures: dict[str, int] = {}  # repository -> HTTP status of its answers
+        self.silent: set[str] = (
+            set()
+        )  # repositories that do not answer; "HEAD repository": only to HEAD
+        self.sent: dict[str, bytes] = {}  # repository/file -> other content that is sent instead
+        self.stalls: dict[str, int] = {}  # repository/file -> number of bytes after which sending stops
+        self.trickles: set[str] = set()  # repository/file: sent byte by byte, which would take hours
         self.pauses: dict[str, float] = {}  # repository -> seconds between the pieces of a file
         self.ended = threading.Event()
         self.asked: list[str] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients go away."""
+        """Ignore closed connections."""
 
 
 class Answers(BaseHTTPRequestHandler):
     server: Hub
 
     def log_message(self, format: str, *args: Any) -> None:
-        """In silence."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0].strip("/").removeprefix("api/models/")
@@ -257,14 +259,14 @@ def test_from_a_hub(tmp_path: Path, hub: Hub) -> None:
         **online,
     )
     assert name == expected
-    assert not [path for path in hub.asked if "onnx" in path or ".bin" in path]  # what is not needed is not fetched
+    assert not [path for path in hub.asked if "onnx" in path or ".bin" in path]  # unneeded files are not downloaded
     assert google[:2] == ["google", 3]
     assert words == "hf://owner/words: the repository has no weights in a supported format"
     for status, said in (404, absent), (401, secret), (403, gated):
         assert f": the hub answers {status}: there is no such repository, or it needs permission" in said
     assert revision == "hf://owner/name@v9: the repository has no such revision"
     assert down == "hf://owner/down: the hub answers 500: try again later"
-    assert loads(cache, "hf://owner/name") == [expected]  # from now on without the hub
+    assert loads(cache, "hf://owner/name") == [expected]  # from here on offline
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path: Path, hub: Hub) -> None:
@@ -282,13 +284,13 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, hub: Hub) -> None:
 
 
 def online(hub: Hub) -> dict[str, str]:
-    """Settings for this hub, and limits of a second."""
+    """Return environment variables for this server, with timeouts of one second."""
     limits = {"HF_HUB_ETAG_TIMEOUT": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
     return {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0"} | limits
 
 
 def published(hub: Hub, folder: Path, *names: str) -> list[Any]:
-    """The same repository of timm on the hub by several names, and what `loads` should find in it."""
+    """Publish a timm repository under several names. Return the expected result of `loads`."""
     expected = timm_repository(folder)
     files = {file.name: file.read_bytes() for file in folder.iterdir()}
     hub.repositories |= dict.fromkeys(names, files)
@@ -296,7 +298,7 @@ def published(hub: Hub, folder: Path, *names: str) -> list[Any]:
 
 
 def test_a_hub_that_does_not_answer(tmp_path: Path, hub: Hub) -> None:
-    """Each of these takes seconds, and is told of; what is in the cache is used, and slow files are waited for."""
+    """Each error takes seconds and is reported; cached files are used; slow downloads are completed."""
     cache = tmp_path / "cache"
     names = ("owner/mute", "owner/kept", "owner/half", "owner/stalls", "owner/slow", "owner/trickles")
     expected = published(hub, tmp_path / "timm", *names)
@@ -319,7 +321,7 @@ def test_a_hub_that_does_not_answer(tmp_path: Path, hub: Hub) -> None:
     assert trickles.startswith("hf://owner/trickles: model.safetensors: the hub sends it too slowly")
 
 
-def test_wrong_content_of_the_right_size(tmp_path: Path, hub: Hub) -> None:
+def test_content_with_a_wrong_hash(tmp_path: Path, hub: Hub) -> None:
     cache, names = tmp_path / "cache", ("owner/weights", "owner/settings", "owner/sound")
     expected = published(hub, tmp_path / "timm", *names)
     for name, file in zip(names, ("model.safetensors", "config.json"), strict=False):
@@ -330,19 +332,19 @@ def test_wrong_content_of_the_right_size(tmp_path: Path, hub: Hub) -> None:
     assert weights.startswith("hf://owner/weights: model.safetensors has the wrong hash")
     assert settings.startswith("hf://owner/settings: config.json has the wrong hash")
     assert sound == expected
-    hub.sent.clear()  # nothing of it is left in the cache
+    hub.sent.clear()  # the file was removed from the cache
     damage(cache / "models--owner--sound")
     weights, settings, sound = loads(cache, *sources, **online(hub))
     assert (weights, settings) == (expected, expected)
     assert sound.startswith("hf://owner/sound: model.safetensors has the wrong hash")
     damage(cache / "models--owner--weights")
-    weights, settings = loads(cache, *sources[:2])  # without the hub
+    weights, settings = loads(cache, *sources[:2])  # offline
     assert weights.startswith("hf://owner/weights: model.safetensors has the wrong hash")
     assert settings == expected
 
 
 def damage(repository: Path) -> None:
-    """One bit of the weights in the cache."""
+    """Flip one bit of the cached weights."""
     (weights,) = repository.glob("snapshots/*/model.safetensors")
     content = bytearray(weights.read_bytes())
     content[-20] ^= 1

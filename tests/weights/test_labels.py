@@ -1,4 +1,4 @@
-"""The names of ImageNet's classes, at the places where everybody's checkpoints have them."""
+"""The class names of ImageNet-1k, in the order that all checkpoints use."""
 
 import re
 
@@ -11,13 +11,13 @@ def test_a_thousand_distinct_names() -> None:
     assert all(name and name == name.strip() and "\n" not in name for name in names)
 
 
-def test_known_places() -> None:
+def test_indices_of_known_classes() -> None:
     names = imagenet1k()
     known = {0: "tench", 1: "goldfish", 207: "golden retriever", 281: "tabby", 404: "airliner", 999: "toilet tissue"}
     assert {index: names[index] for index in known} == known
 
 
-def test_cranes_are_told_apart() -> None:
+def test_equal_names_are_disambiguated() -> None:
     names = imagenet1k()
     assert (names[134], names[517]) == ("crane (bird)", "crane (machine)")
     assert (names[638], names[639]) == ("maillot", "maillot, tank suit")
@@ -27,5 +27,5 @@ def test_wordnet_ids() -> None:
     ids = imagenet1k_wordnet_ids()
     assert len(set(ids)) == 1000
     assert all(re.fullmatch(r"n\d{8}", wordnet_id) for wordnet_id in ids)
-    assert list(ids) == sorted(ids)  # which is where the order of the classes comes from
+    assert list(ids) == sorted(ids)  # the classes are sorted by WordNet id
     assert (ids[0], ids[281], ids[999]) == ("n01440764", "n02123045", "n15075141")

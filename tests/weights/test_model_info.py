@@ -1,4 +1,4 @@
-"""What a model says of itself, after somebody has changed it."""
+"""Labels and content hash of a model that was changed."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from vitreous import VitreousError
 from vitreous.weights.model_info import content_hash, labels_of
 
 
-def test_names_are_those_of_the_head_that_the_model_has() -> None:
-    """A model of ImageNet with a head of three classes does not answer with the first three of ImageNet."""
+def test_labels_belong_to_the_current_head() -> None:
+    """An ImageNet model with a new head of three classes does not use the first three ImageNet names."""
     model = tiny_vit(num_classes=1000)
     assert len(labels_of(model) or ()) == 1000
     model.head = nn.Linear(48, 3)
@@ -23,7 +23,7 @@ def test_names_are_those_of_the_head_that_the_model_has() -> None:
 
 
 def test_a_changed_model_has_another_hash() -> None:
-    """Features are cached by it: those of the plain model are not the answer for one with a hook."""
+    """Features are cached by this hash: a model with a hook must not get those of the plain model."""
     model = tiny_vit()
     plain = content_hash(model)
     assert content_hash(tiny_vit()) == plain

@@ -1,4 +1,4 @@
-"""Whatever a dialect takes without an objection, it gives back: the same numbers, at its own size and at another."""
+"""A model that a dialect accepts without an error computes the same outputs after a round trip, at two sizes."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ from vitreous.models import VisionTransformer, ViTConfig
 from vitreous.weights.dialect_names import DialectName
 from vitreous.weights.dialects import DIALECTS
 
-# Near what each dialect can say, so that a good part of the draws is taken, and then a step or two away from it.
+# Configs that each dialect accepts, with one or two random changes, so that many draws are accepted.
 NEAR: dict[str, dict[str, Any]] = {
     "google": {},
     "big-vision": {"pool": "map", "position_slots": "patches"},
@@ -58,7 +58,7 @@ steps = st.lists(st.sampled_from([(k, v) for k, values in STEPS.items() for v in
 @pytest.mark.parametrize("dialect", [name for name in get_args(DialectName) if name != "bit"])
 @given(change=steps)
 @settings(max_examples=100, deadline=None)
-def test_what_is_written_without_an_objection_is_the_same_model(dialect: str, change: dict[str, Any]) -> None:
+def test_a_converted_model_computes_the_same(dialect: str, change: dict[str, Any]) -> None:
     try:
         config = ViTConfig(**{**TINY, **NEAR[dialect], **change})
     except VitreousError:
@@ -68,7 +68,7 @@ def test_what_is_written_without_an_objection_is_the_same_model(dialect: str, ch
         path = Path(folder) / f"x{''.join(DIALECTS[dialect].suffixes[:1])}"
         try:
             vitreous.save(model, path, to=dialect)
-        except VitreousError:  # an objection
+        except VitreousError:  # refused
             assert not path.exists()
             return
         back = vitreous.load(path, heads=3)

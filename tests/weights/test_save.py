@@ -1,4 +1,4 @@
-"""What `save` writes, `load` reads, and it computes the same; or nothing is written, and the error says why."""
+"""A saved model loads and computes the same outputs; otherwise nothing is written, and the error names the reason."""
 
 import copy
 from collections.abc import Callable
@@ -48,17 +48,17 @@ def refuse(model: nn.Module, folder: Path, message: str, *, force: bool = False,
 
 @pytest.mark.parametrize("make", [tiny_vit, tiny_bit])
 @pytest.mark.parametrize("classes", [7, 3, 1])
-def test_a_new_linear_head_is_adopted(make: Callable[[], Model], classes: int, tmp_path: Path) -> None:
+def test_a_new_linear_head_is_saved(make: Callable[[], Model], classes: int, tmp_path: Path) -> None:
     model = make()
     model.head = nn.Linear(model.head.in_features, classes)
     back = round_trip(model, tmp_path)
     assert back.config == replace(model.config, num_classes=classes)
     x = images(2, 3, 32, 32)
     assert torch.equal(outputs(back, x), outputs(model, x))
-    assert model.config.num_classes == 7  # writing changes nothing in memory
+    assert model.config.num_classes == 7  # saving does not change the model in memory
 
 
-def test_a_head_may_be_taken_away_or_put_on(tmp_path: Path) -> None:
+def test_a_head_may_be_removed_or_added(tmp_path: Path) -> None:
     x = images(2, 3, 32, 32)
     bare = tiny_vit()
     bare.head = nn.Identity()
@@ -114,7 +114,7 @@ def test_other_heads_are_refused_even_by_force(head: nn.Module, message: str, tm
 @pytest.mark.parametrize(
     "make", [tiny_vit, tiny_bit, lambda: tiny_vit(representation_size=10), lambda: tiny_bit(head_bias=-4.0)]
 )
-def test_reset_head_gives_what_load_gives(make: Callable[[], Model], classes: int, tmp_path: Path) -> None:
+def test_reset_head_equals_loading_with_num_classes(make: Callable[[], Model], classes: int, tmp_path: Path) -> None:
     model = make().double()
     model.labels, model.multi_label = LABELS, True
     vitreous.save(model, tmp_path / "x.safetensors")
@@ -134,7 +134,7 @@ def test_reset_head_gives_what_load_gives(make: Callable[[], Model], classes: in
         assert vitreous.load(tmp_path / "y.safetensors").config == model.config
 
 
-def test_reset_head_puts_a_head_on_and_refuses_nonsense(tmp_path: Path) -> None:
+def test_reset_head_adds_a_head_and_refuses_invalid_arguments(tmp_path: Path) -> None:
     model = tiny_vit(num_classes=0).reset_head(4)
     assert model(images(1, 3, 32, 32)).shape == (1, 4)
     assert model.head.weight.requires_grad
@@ -202,18 +202,18 @@ HARMLESS = (
 
 
 @pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
-def test_changes_that_a_file_can_hold(change: Callable[[Model], None], tmp_path: Path) -> None:
+def test_changes_that_a_file_can_represent(change: Callable[[Model], None], tmp_path: Path) -> None:
     model = tiny_vit()
     change(model)
     before = dict(model.named_modules())
     back = round_trip(model, tmp_path).float()
-    assert dict(model.named_modules()) == before  # the model itself is as it was
+    assert dict(model.named_modules()) == before  # the model itself is unchanged
     assert "_orig_mod" not in "".join(back.state_dict())
     x = images(2, 3, 32, 32)
     assert torch.allclose(outputs(back, x), outputs(model.float().eval(), x), atol=1e-5)
 
 
-def test_a_whole_compiled_model_is_written_as_itself(tmp_path: Path) -> None:
+def test_a_compiled_model_is_saved_as_the_plain_one(tmp_path: Path) -> None:
     model = tiny_vit()
     model.labels = LABELS
     back = round_trip(torch.compile(model, backend="eager"), tmp_path)
@@ -272,7 +272,9 @@ FORCIBLE: dict[Callable[[Model], None], str] = {
 
 @pytest.mark.parametrize("change", FORCIBLE, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("to", ["native", "google"])
-def test_changes_that_a_file_cannot_hold_are_named(change: Callable[[Model], None], to: Any, tmp_path: Path) -> None:
+def test_changes_that_a_file_cannot_represent_are_named(
+    change: Callable[[Model], None], to: Any, tmp_path: Path
+) -> None:
     model = tiny_vit()
     change(model)
     path = tmp_path / ("x.npz" if to == "google" else "x.safetensors")
@@ -349,7 +351,7 @@ IMPOSSIBLE: dict[Callable[[Model], None], str] = {
 
 @pytest.mark.parametrize("change", IMPOSSIBLE, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("force", [False, True])
-def test_what_no_file_could_hold_is_not_written_even_by_force(
+def test_unsavable_models_are_refused_even_with_force(
     change: Callable[[Model], None], force: bool, tmp_path: Path
 ) -> None:
     model = tiny_vit()
@@ -370,7 +372,7 @@ def test_a_changed_config_is_refused(tmp_path: Path) -> None:
     refuse(model, tmp_path, r"pos_embed is \(1, 17, 48\), not \(1, 65, 48\)", force=True)
 
 
-def test_a_buffer_is_refused_and_left_out_by_force(tmp_path: Path) -> None:
+def test_a_buffer_is_refused_and_dropped_with_force(tmp_path: Path) -> None:
     model = tiny_vit()
     buffer(model)
     refuse(model, tmp_path, "blocks.0 has buffers: scale")
@@ -379,11 +381,11 @@ def test_a_buffer_is_refused_and_left_out_by_force(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "name"), [(nn.Linear(3, 3), "Linear"), ("B/16", "'B/16'")])
-def test_what_is_no_model_is_refused(model: Any, name: str, tmp_path: Path) -> None:
+def test_other_objects_are_refused(model: Any, name: str, tmp_path: Path) -> None:
     refuse(model, tmp_path, f"save: expected a model from vitreous.load or vitreous.create, got {name}")
 
 
-def test_a_model_in_data_parallel_is_written_as_itself(tmp_path: Path) -> None:
+def test_a_model_in_data_parallel_is_saved_as_the_plain_one(tmp_path: Path) -> None:
     model = tiny_vit()
     model.labels = LABELS
     back = round_trip(nn.DataParallel(model), tmp_path)
@@ -411,7 +413,7 @@ def test_a_model_in_data_parallel_is_written_as_itself(tmp_path: Path) -> None:
         ("extras", {"mask_token": torch.ones(3, dtype=torch.int64)}, "mask_token holds int64"),
     ],
 )
-def test_what_travels_with_a_model_fits_it(name: str, value: Any, message: str, tmp_path: Path) -> None:
+def test_metadata_must_fit_the_model(name: str, value: Any, message: str, tmp_path: Path) -> None:
     model = tiny_vit()
     setattr(model, name, value)
     refuse(model, tmp_path, message, force=True)
@@ -419,8 +421,8 @@ def test_what_travels_with_a_model_fits_it(name: str, value: Any, message: str, 
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_any_mixture_of_changes(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Written, it loads and computes the same; refused, there is no file."""
+def test_combinations_of_changes(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """If the model is saved, the file computes the same outputs; if it is refused, there is no file."""
     folder = tmp_path_factory.mktemp("mixture")
     fields = {
         "pool": data.draw(st.sampled_from(["token", "gap", "map"])),
@@ -440,7 +442,7 @@ def test_any_mixture_of_changes(data: st.DataObject, tmp_path_factory: pytest.Te
         if classes is not None:
             model.reset_head(classes)
         expected = outputs(model, images(1, 3, 32, 32))
-    except Exception:  # two changes that have different shapes or types
+    except Exception:  # two changes with different shapes or types
         return
     path = folder / "x.safetensors"
     try:
@@ -454,7 +456,7 @@ def test_any_mixture_of_changes(data: st.DataObject, tmp_path_factory: pytest.Te
         assert torch.allclose(outputs(back, images(1, 3, 32, 32)), expected, atol=1e-5)
 
 
-def test_shared_parameters_are_written_under_all_their_names(tmp_path: Path) -> None:
+def test_shared_parameters_are_saved_under_all_their_names(tmp_path: Path) -> None:
     model = tiny_vit()
     share_block(model)
     back = round_trip(model, tmp_path)

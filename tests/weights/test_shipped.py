@@ -1,4 +1,4 @@
-"""The checkpoint that comes with the package: found by its name, as safe and as whole as any other."""
+"""The checkpoint that comes with the package: loaded by name, complete, and described by its model card."""
 
 import json
 import re
@@ -26,7 +26,7 @@ FILE = shipped.FOLDER / f"{NAME}.safetensors"
 CARD = shipped.FOLDER / f"{NAME}.md"
 
 
-def test_it_is_the_models_of_the_zoo() -> None:
+def test_it_has_the_config_of_the_zoo() -> None:
     model = vitreous.load(NAME)
     assert model.config == zoo.config(NAME)
     assert not any(getattr(model.config, name) for name in TRAINING_FIELDS)
@@ -54,7 +54,7 @@ def test_all_pages_state_its_size() -> None:
 
 
 def test_it_was_trained_and_its_card_says_how() -> None:
-    """A stand-in, and a card with gaps, do not get out of the house."""
+    """A placeholder checkpoint or an incomplete model card must not be released."""
     assert "trained_on" in vitreous.load(NAME).report.origin
     assert [line for line in CARD.read_text().splitlines() if "TODO" in line] == []
 
@@ -68,7 +68,7 @@ def test_the_card_names_every_class_and_the_size() -> None:
         assert (ROOT / script).is_file()
 
 
-def test_the_name_wins_over_a_file_and_a_path_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_takes_precedence_over_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     vitreous.save(tiny_vit(), "mine.safetensors")
     Path("mine.safetensors").rename(NAME)
@@ -79,7 +79,7 @@ def test_the_name_wins_over_a_file_and_a_path_is_a_file(tmp_path: Path, monkeypa
         assert vitreous.load(path).config == tiny_vit().config
 
 
-def test_a_name_that_is_nearly_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(VitreousError, match=r"^vitreous_mini: no such file or folder; did you mean vitreous-mini"):
         vitreous.load("vitreous_mini")
@@ -101,10 +101,10 @@ def test_missing_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 VERSION = rb'\\"version\\": \\"[0-9.]+\\"'
 
 
-def test_it_is_converted_like_any_other(tmp_path: Path) -> None:
+def test_it_can_be_converted(tmp_path: Path) -> None:
     vitreous.convert(NAME, tmp_path / "out.safetensors", "native")
     written, shipped = (re.sub(VERSION, b"", path.read_bytes()) for path in (tmp_path / "out.safetensors", FILE))
-    assert written == shipped  # but for the version that wrote it, to the bit
+    assert written == shipped  # bit-identical, except for the version that wrote it
     features = vitreous.load(NAME, num_classes=3, image_size=64)
     assert (features.config.num_classes, features.config.image_size) == (3, (64, 64))
 
@@ -127,7 +127,7 @@ def ship(run: Path, data: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Plain colours, a class each."""
+    """Write images of plain colours, one colour per class."""
     random, labels = np.random.default_rng(0), np.arange(80) % 20
     colours = random.integers(0, 256, (20, 1, 1, 3))
     pixels = np.clip(colours[labels] + random.normal(0, 4, (80, 112, 112, 3)), 0, 255).astype(np.uint8)
@@ -143,7 +143,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def deeper() -> vitreous.VisionTransformer:
-    """A model as the recipe trains it: with more blocks than are shipped."""
+    """Return a model as the recipe trains it, with more blocks than the shipped one."""
     shipped_one = vitreous.load(NAME)
     torch.manual_seed(0)
     model = vitreous.create(NAME, depth=8, stochastic_depth=0.1)
@@ -171,7 +171,7 @@ def test_a_run_is_shipped_without_its_last_blocks(tmp_path: Path, data: Path) ->
 
 
 @pytest.mark.parametrize("fault", ["width", "depth", "labels", "large", "data"])
-def test_what_does_not_fit_is_not_shipped(tmp_path: Path, data: Path, fault: str) -> None:
+def test_an_unsuitable_run_is_refused(tmp_path: Path, data: Path, fault: str) -> None:
     model = deeper()
     if fault == "width":
         model = tiny_vit()

@@ -70,7 +70,11 @@ def test_narrow_terminal() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("plain_s61",), "did you mean plain_s16?"), (("xyzzy",), "there is digits"), (("digits", "--jsno"), "--json")],
+    [
+        (("plain_s61",), "did you mean plain_s16?"),
+        (("xyzzy",), "the recipes are digits"),
+        (("digits", "--jsno"), "--json"),
+    ],
 )
 def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
     result = vitreous("recipes", *arguments)

@@ -1,4 +1,4 @@
-"""Small sound files of every kind of data, and ways to damage them: by bytes, by numbers, by parts of a format."""
+"""Small valid files of every data format, and functions that damage them: bytes, numbers, parts of a format."""
 
 import gzip
 import io
@@ -20,7 +20,7 @@ from PIL import Image, features
 
 from pictures import encoded, pixels, write_tar
 
-Folder = dict[str, bytes]  # names below a folder -> contents; the first one is damaged
+Folder = dict[str, bytes]  # path in a folder -> content; the first file is damaged
 
 
 # ---------------------------------------------------------------- sound files
@@ -33,7 +33,7 @@ def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def sound_images() -> dict[str, bytes]:
-    """One of every kind that is read, in the forms that take ways of their own through the decoder."""
+    """Return an image of every supported format, in all variants that the decoder treats differently."""
     colour = Image.fromarray(pixels(1, 40, 33))
     grey = colour.convert("L")
     clear = colour.copy()
@@ -81,7 +81,7 @@ def sound_images() -> dict[str, bytes]:
 
 
 def psd(image: Image.Image) -> bytes:
-    """Photoshop's form, which Pillow only reads: a header, three empty parts, and the channels one after the other."""
+    """Return a PSD file, which Pillow cannot write: a header, three empty sections, then the channels."""
     header = b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, image.height, image.width, 8, 3)
     planes = np.asarray(image).transpose(2, 0, 1).tobytes()
     return header + struct.pack(">III", 0, 0, 0) + struct.pack(">H", 0) + planes
@@ -162,7 +162,7 @@ def sound_arrays() -> dict[str, Folder]:
 
 
 def sound_classics() -> dict[str, Folder]:
-    """MNIST's and CIFAR's own files."""
+    """Return files in the formats of MNIST and CIFAR."""
     images, labels = np.stack([pixels(i, channels=1) for i in range(6)]), np.arange(6, dtype=np.uint8)
     idx = {
         "train-images-idx3-ubyte": b"\0\0\x08\x03" + struct.pack(">III", *images.shape) + images.tobytes(),
@@ -213,7 +213,7 @@ TOKENS = (
 
 
 def by_bytes(data: bytes, chance: Random) -> bytes:
-    """A few bytes changed, put in or taken out; anywhere, or near an end, where headers and directories are."""
+    """Change, insert or remove a few bytes: anywhere, or near an end, where headers and directories are."""
     where = chance.choice([chance.random() * len(data), chance.randint(0, 300), len(data) - chance.randint(1, 300)])
     at = min(max(0, int(where)), len(data))
     length = chance.choice([1, 1, 2, 4, chance.randint(1, 100), chance.randint(1, max(1, len(data)))])
@@ -231,7 +231,7 @@ def by_bytes(data: bytes, chance: Random) -> bytes:
 
 
 def by_numbers(data: bytes, chance: Random) -> bytes:
-    """A size or an offset, wherever one may stand, becomes another."""
+    """Replace a number that may be a size or an offset."""
     size = chance.choice([1, 2, 2, 4, 4, 4, 8])
     number = (chance.choice(NUMBERS) + chance.choice([0, 0, 0, -1, 1, chance.randint(-300, 300)])) % (1 << 8 * size)
     near = chance.choice([len(data), min(len(data), 200)])
@@ -241,7 +241,7 @@ def by_numbers(data: bytes, chance: Random) -> bytes:
 
 
 def by_tokens(data: bytes, chance: Random) -> bytes:
-    """A word of a text becomes another, or comes twice."""
+    """Replace or repeat a word of a text file."""
     words = [match.span() for match in re.finditer(rb"[\w.]+|[^\w\s]", data)]
     if not words:
         return data + chance.choice(TOKENS)
@@ -251,7 +251,7 @@ def by_tokens(data: bytes, chance: Random) -> bytes:
 
 
 def in_tar(data: bytes, chance: Random) -> bytes:
-    """A field of a header changes, and its checksum is right again."""
+    """Change a field of a tar header and correct its checksum."""
     headers = [at for at in range(0, len(data) - 511, 512) if data[at + 257 : at + 262] == b"ustar"]
     if not headers:
         return by_bytes(data, chance)
@@ -276,7 +276,7 @@ def in_tar(data: bytes, chance: Random) -> bytes:
 
 
 def in_zip(data: bytes, chance: Random) -> bytes:
-    """A member changes, and is packed again with the right checksum."""
+    """Change a member and pack it again, so that its checksum is valid."""
     stream = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as new:
         members = {name: old.read(name) for name in old.namelist()}
@@ -306,7 +306,7 @@ def in_zip(data: bytes, chance: Random) -> bytes:
 
 
 def _resized_header(array: bytes, span: tuple[int, int], text: bytes) -> bytes:
-    """The header of an array with other words in it, padded as before."""
+    """Return an array header with changed words and the same length."""
     changed = array[: span[0]] + text + array[span[1] :]
     extra = len(changed) - len(array)
     end = changed.index(b"\n", 10)
@@ -316,7 +316,7 @@ def _resized_header(array: bytes, span: tuple[int, int], text: bytes) -> bytes:
 
 
 def in_png(data: bytes, chance: Random) -> bytes:
-    """A chunk changes, and its checksum is right again."""
+    """Change a PNG chunk and correct its checksum."""
     if not data.startswith(b"\x89PNG"):
         return by_numbers(data, chance)
     chunks, at = [], 8
@@ -341,7 +341,7 @@ Damage = Callable[[bytes, Random], bytes]
 
 
 def ways(name: str) -> list[Damage]:
-    """How a file of this name can be damaged, the more telling ways more than once."""
+    """Return functions that damage a file of this name. Effective ones are listed more than once."""
     kind = name.rsplit(".", 1)[-1]
     special: dict[str, list[Damage]] = {
         "tar": [in_tar, in_tar, by_tokens],
@@ -356,7 +356,7 @@ def ways(name: str) -> list[Damage]:
 
 
 def damaged(files: Folder, chance: Random) -> Folder:
-    """The first file of a folder, damaged once or a few times."""
+    """Damage the first file once or a few times."""
     name, content = next(iter(files.items()))
     content = chance.choice(ways(name))(content, chance)
     for _ in range(chance.choice([0, 0, 0, 1, 2, 5])):
@@ -365,7 +365,7 @@ def damaged(files: Folder, chance: Random) -> Folder:
 
 
 def sound(folder: Path) -> dict[str, Folder]:
-    """Every kind of data, with images that are small."""
+    """Return valid data of every format, with small images."""
     images = {f"image {kind}": {f"x.{kind}": data} for kind, data in sound_images().items()}
     sets = {**sound_tars(folder), **sound_manifests(), **sound_arrays(), **sound_classics()}
     with suppress(ImportError):

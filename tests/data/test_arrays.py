@@ -1,4 +1,4 @@
-"""Arrays in .npz files, in the orders and under the names that people keep them."""
+"""Arrays in .npz files, with the usual axis orders and array names."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def refused(tmp_path: Path, **arrays: Any) -> str:
         (GREY[:, None], GREY[..., None]),
     ],
 )
-def test_orders_of_axes(tmp_path: Path, keys: tuple[str, str], stored: Any, expected: Any) -> None:
+def test_axis_orders(tmp_path: Path, keys: tuple[str, str], stored: Any, expected: Any) -> None:
     data = opened(tmp_path, **dict(zip(keys, (stored, CLASSES), strict=True)))
     np.testing.assert_array_equal(data.train.array, expected)
     assert (data.channels, data.notes) == (expected.shape[-1], ())
@@ -50,7 +50,7 @@ def test_orders_of_axes(tmp_path: Path, keys: tuple[str, str], stored: Any, expe
     assert data.train.image(3).mode == ("RGB" if expected.shape[-1] == 3 else "L")
 
 
-def test_a_doubt_is_noted(tmp_path: Path) -> None:
+def test_an_ambiguous_axis_order_is_noted(tmp_path: Path) -> None:
     data = opened(tmp_path, images=np.zeros((20, 3, 7, 3), np.uint8), labels=CLASSES)
     assert data.train.array is not None
     assert data.train.array.shape == (20, 3, 7, 3)
@@ -71,7 +71,7 @@ def test_splits(tmp_path: Path, form: str) -> None:
     assert data.train.name(0) == "set.npz:train[0]"
 
 
-def test_names(tmp_path: Path) -> None:
+def test_class_names(tmp_path: Path) -> None:
     names = ["ant", "bee", "cat", "dog", "elk"]
     data = opened(tmp_path, images=COLOUR, labels=CLASSES, class_names=names)
     assert data.classes == tuple(names)
@@ -87,22 +87,22 @@ def test_names(tmp_path: Path) -> None:
     )
 
 
-AS_TEXT = sorted(map(str, range(12)))  # "0", "1", "10", "11", "2"...: how `datasets` and np.unique order folders
+AS_TEXT = sorted(map(str, range(12)))  # "0", "1", "10", "11", "2"...: the order of `datasets` and np.unique
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float32])
-def test_a_number_is_an_index_also_where_names_are_numbers(tmp_path: Path, dtype: Any) -> None:
+def test_an_integer_label_is_an_index_even_if_names_are_numbers(tmp_path: Path, dtype: Any) -> None:
     labels = np.arange(20) % 12
     data = opened(tmp_path, images=COLOUR, labels=labels.astype(dtype), classes=AS_TEXT)
     assert data.classes == tuple(AS_TEXT)
-    assert data.train.labels.tolist() == labels.tolist()  # label 2 is the third class, which is called "10"
+    assert data.train.labels.tolist() == labels.tolist()  # label 2 is the third class, whose name is "10"
     one_hot = opened(tmp_path, images=COLOUR, labels=np.eye(12)[labels], classes=np.array(AS_TEXT, "S"))
     assert (one_hot.classes, one_hot.train.labels.tolist()) == (tuple(AS_TEXT), labels.tolist())
     many = np.random.default_rng(0).integers(0, 2, (20, 12))
     assert opened(tmp_path, images=COLOUR, labels=many, classes=AS_TEXT).train.labels.tolist() == many.tolist()
 
 
-def test_a_text_is_a_name_also_where_it_is_a_number(tmp_path: Path) -> None:
+def test_a_string_label_is_a_name_even_if_it_is_a_number(tmp_path: Path) -> None:
     data = opened(tmp_path, images=COLOUR, labels=np.array(AS_TEXT[:4])[CLASSES], classes=AS_TEXT)
     assert [data.classes[i] for i in data.train.labels[:4]] == AS_TEXT[:4]
     assert "not among the names of the 4 classes: '0', '1', '2', '3' (first at labels[0])" in refused(
@@ -110,8 +110,8 @@ def test_a_text_is_a_name_also_where_it_is_a_number(tmp_path: Path) -> None:
     )
 
 
-def test_classes_that_are_numbers(tmp_path: Path) -> None:
-    """As np.unique gives them: labels are such numbers, unless they could be indices, too."""
+def test_class_names_that_are_integers(tmp_path: Path) -> None:
+    """As np.unique returns them: labels are such integers, unless they could also be indices."""
     values = np.array([3, 7, 9, 12])
     data = opened(tmp_path, images=COLOUR, labels=values[CLASSES], classes=values)
     assert (data.classes, data.train.labels.tolist()) == (("3", "7", "9", "12"), CLASSES.tolist())
@@ -123,14 +123,14 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
     )
 
 
-def test_labels_written_in_several_ways(tmp_path: Path) -> None:
+def test_label_formats(tmp_path: Path) -> None:
     arrays = {"x_train": COLOUR, "y_train": CLASSES, "x_test": COLOUR, "y_test": CLASSES.astype(str)}
     for more in ({}, {"classes": list("0123")}):
         message = refused(tmp_path, **arrays, **more)
         assert "labels of different types (0 at y_train[0], '0' at y_test[0])" in message
 
 
-def test_several_labels(tmp_path: Path) -> None:
+def test_multi_label(tmp_path: Path) -> None:
     held = np.random.default_rng(1).integers(0, 2, (20, 3))
     for dtype in (bool, np.uint8, np.float32):
         data = opened(tmp_path, images=GREY, labels=held.astype(dtype))
@@ -172,7 +172,7 @@ def test_several_labels(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+def test_invalid_arrays(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     assert message in refused(tmp_path, **arrays)
 
 
@@ -187,7 +187,7 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", "<>")
-def test_texts_with_characters_that_do_not_exist(tmp_path: Path, order: str) -> None:
+def test_text_arrays_with_invalid_characters(tmp_path: Path, order: str) -> None:
     labels = np.array([0x61, 0x110000] * 4, f"{order}u4").view(f"{order}U1")
     np.savez(tmp_path / "x.npz", images=np.zeros((8, 8, 8), np.uint8), labels=labels)
     with pytest.raises(VitreousError, match="labels: texts with invalid characters"):

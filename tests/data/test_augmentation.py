@@ -50,7 +50,7 @@ def tensor(image: Image.Image) -> Tensor:
 # ---------------------------------------------------------------- crops and flips
 
 
-def test_whole_images_exactly() -> None:
+def test_uncropped_images_are_exact() -> None:
     heights, widths = torch.tensor([1, 30, 999, 20000]), torch.tensor([7, 30, 2, 12345])
     zeros = torch.zeros(4)
     boxes = crop_boxes(keys(4), heights, widths, 1.5, options())
@@ -59,23 +59,23 @@ def test_whole_images_exactly() -> None:
 
 
 @pytest.mark.parametrize(("crop", "aspect"), [(0.08, 4 / 3), (0.5, 1.0), (0.9, 3.0), (1.0, 2.0), (0.0, 1.5)])
-def test_crops_are_inside_and_of_the_area_drawn(crop: float, aspect: float) -> None:
+def test_crops_are_inside_and_have_the_drawn_area(crop: float, aspect: float) -> None:
     n = 4000
     heights, widths = torch.randint(8, 700, (n,)), torch.randint(8, 700, (n,))
     top, left, height, width = (
         crop_boxes(keys(n), heights, widths, 1.2, options(crop=crop, aspect=aspect)).double().unbind(1)
     )
     assert (torch.stack((top, left)) >= 0).all()
-    assert (top + height <= heights).all()  # without a margin: Pillow refuses a box that is over by a hair
+    assert (top + height <= heights).all()  # exactly inside: Pillow refuses a box that exceeds the image
     assert (left + width <= widths).all()
     assert (torch.stack((height, width)) >= 1).all()
-    large = (height > 1.01) & (width > 1.01)  # where a pixel's width did not interfere
+    large = (height > 1.01) & (width > 1.01)  # if the minimum of one pixel did not apply
     area = (height * width / (heights * widths))[large]
     assert area.min() > crop - 1e-5
     assert abs(area.mean() - (1 + crop) / 2) < 0.02
     ratio = width / height / 1.2
     as_drawn = (ratio < aspect * 1.0001) & (ratio > 1 / aspect / 1.0001)
-    full = (height > 0.9999 * heights) | (width > 0.9999 * widths)  # a box that would not fit is as long as it can be
+    full = (height > 0.9999 * heights) | (width > 0.9999 * widths)  # a box that does not fit is clamped to the image
     assert (as_drawn | full)[large].all()
     free = ratio[large & ~full].log()
     if crop == 0.08:
@@ -86,7 +86,7 @@ def test_crops_are_inside_and_of_the_area_drawn(crop: float, aspect: float) -> N
 
 
 @pytest.mark.parametrize(("crop", "aspect"), [(0.08, 4 / 3), (0.5, 1.0), (1.0, 1.0), (0.001, 3.0)])
-def test_the_box_of_one_image_is_that_of_the_batch(crop: float, aspect: float) -> None:
+def test_the_box_of_one_image_equals_that_in_a_batch(crop: float, aspect: float) -> None:
     n, chosen = 2000, options(crop=crop, aspect=aspect)
     heights, widths = torch.randint(1, 5000, (2, n), generator=torch.Generator().manual_seed(0))
     drawn, sides = crop_draws(keys(n), 1.25, chosen).tolist(), zip(heights.tolist(), widths.tolist(), strict=True)
@@ -105,7 +105,7 @@ def test_flips() -> None:
 
 
 def reference(image: Image.Image, name: str, amount: float) -> Image.Image:
-    """The operation by Pillow; `amount` is -1 to 1."""
+    """Apply the operation with Pillow. `amount` is -1 to 1."""
     fill = 128 if image.mode == "L" else (128, 128, 128)
 
     def transformed(*matrix: float) -> Image.Image:
@@ -133,7 +133,7 @@ def reference(image: Image.Image, name: str, amount: float) -> Image.Image:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (33, 21), (96, 130)])
 @pytest.mark.parametrize("strength", [0.0, 0.37, 0.9])
-def test_every_operation_as_pillow_does_it(height: int, width: int, channels: int, strength: float) -> None:
+def test_every_operation_equals_pillow(height: int, width: int, channels: int, strength: float) -> None:
     images = bytes_(2 * len(OPERATIONS), channels, height, width).float()
     operation = torch.arange(len(OPERATIONS)).repeat(2)
     amount = torch.tensor([strength, -strength]).repeat_interleave(len(OPERATIONS))
@@ -146,8 +146,8 @@ def test_every_operation_as_pillow_does_it(height: int, width: int, channels: in
         assert (pixels - expected).abs().max() < 2, (OPERATIONS[number], share)
 
 
-def test_operations_are_drawn_evenly_and_one_after_the_other() -> None:
-    """On a picture whose every operation can be told from the others, by Pillow."""
+def test_operations_are_drawn_uniformly_and_applied_in_order() -> None:
+    """On an image for which all operations of Pillow give different results."""
     image = picture(torch.randint(20, 200, (3, 18, 16)))
     candidates = torch.stack([tensor(reference(image, name, sign * 0.6)) for name in OPERATIONS for sign in (1, -1)])
     n = 1400
@@ -160,13 +160,13 @@ def test_operations_are_drawn_evenly_and_one_after_the_other() -> None:
     assert counts.max() < 140
     twice = augment(images, keys(n), options(randaugment=2, magnitude=6.0))
     untouched = (twice == images).flatten(1).all(1).sum()
-    assert 1 <= untouched < 25  # identity twice: 7 expected, and a few that undo each other
+    assert 1 <= untouched < 25  # twice the identity: 7 expected, and a few pairs that cancel
 
 
 # ---------------------------------------------------------------- the rest
 
 
-def test_nothing_is_on() -> None:
+def test_all_options_off() -> None:
     images = bytes_(3, 3, 9, 7)
     out = augment(images, keys(3), options())
     assert out.dtype == torch.float32
@@ -174,9 +174,9 @@ def test_nothing_is_on() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_shifts_are_whole_and_up_to_the_share(channels: int) -> None:
+def test_shifts_are_integers_up_to_the_fraction(channels: int) -> None:
     height, width, n = 20, 31, 600
-    image = bytes_(1, channels, height, width).float() + 1  # nothing is black
+    image = bytes_(1, channels, height, width).float() + 1  # no black pixel
     out = augment(image.expand(n, -1, -1, -1), keys(n), options(shift=0.1))
     seen = set()
     padded = torch.nn.functional.pad(image[0], (3, 3, 2, 2))
@@ -205,12 +205,12 @@ def test_three_augment(size: tuple[int, int]) -> None:
             kinds.append("blurred")
             assert pixels.mean((1, 2)).sub(image[0].mean((1, 2))).abs().max() < 1.5
             assert pixels.std() <= image.std()
-            if size == (24, 24):  # sigma is a tenth of that at 224: hardly a blur
+            if size == (24, 24):  # sigma is a tenth of that at 224 px: almost no blur
                 assert pixels.std() > 0.9 * image.std()
     assert min(kinds.count(kind) for kind in ("grey", "solarised", "blurred")) > 3
 
 
-def test_jitter_as_pillow_in_three_steps() -> None:
+def test_colour_jitter_equals_pillow() -> None:
     image, n = bytes_(1, 3, 15, 22), 400
     out = augment(image.expand(n, -1, -1, -1), keys(n), options(jitter=0.4))
     factors = 1 + 0.4 * (2 * random_keys.uniform(keys(n), "jitter", 3) - 1)
@@ -219,7 +219,7 @@ def test_jitter_as_pillow_in_three_steps() -> None:
     for pixels, (bright, contrasting, colourful) in zip(out[:40], factors.tolist(), strict=False):
         step = ImageEnhance.Contrast(ImageEnhance.Brightness(picture(image[0])).enhance(bright)).enhance(contrasting)
         expected = tensor(ImageEnhance.Color(step).enhance(colourful))
-        assert (pixels - expected).abs().max() < 4  # Pillow cuts fractions off three times
+        assert (pixels - expected).abs().max() < 4  # Pillow truncates three times
     black = augment(torch.zeros(2, 1, 4, 4), keys(2), options(jitter=3.0))  # factors are never negative
     assert torch.equal(black, torch.zeros(2, 1, 4, 4))
 
@@ -227,7 +227,7 @@ def test_jitter_as_pillow_in_three_steps() -> None:
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (40, 11), (1, 50), (3, 3)])
 def test_erased_rectangles_are_noise(height: int, width: int) -> None:
     n = 1000
-    images = torch.full((n, 3, height, width), 300.0)  # no noise is so bright
+    images = torch.full((n, 3, height, width), 300.0)  # brighter than any noise
     out = augment(images, keys(n), options(erase=0.25))
     erased = (out[:, 0] != 300).flatten(1).any(1)
     assert 200 < erased.sum() < 300
@@ -249,14 +249,14 @@ def test_erased_rectangles_are_noise(height: int, width: int) -> None:
         assert len(noise.unique()) > 200
         pairs = torch.stack((out[:, 0, 10, 10], out[:, 0, 10, 11], out[:, 1, 10, 10], out[:, 0, 11, 10]))
         both = pairs[:, (pairs != 300).all(0)]
-        assert (torch.corrcoef(both) - torch.eye(4)).abs().max() < 0.35  # neighbours and channels go their own ways
+        assert (torch.corrcoef(both) - torch.eye(4)).abs().max() < 0.35  # neighbours and channels are independent
 
 
 # ---------------------------------------------------------------- what holds for all of it
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_an_image_alone_is_the_image_in_its_batch(channels: int) -> None:
+def test_results_do_not_depend_on_the_batch(channels: int) -> None:
     n = 24
     images, sizes = bytes_(n, channels, 17, 26), torch.randint(5, 300, (2, n))
     chosen, numbers = Augmentation(**EVERYTHING), keys(n)
@@ -267,27 +267,27 @@ def test_an_image_alone_is_the_image_in_its_batch(channels: int) -> None:
         one = slice(i, i + 1)
         alone = augment(images[one], numbers[one], chosen)
         differs = (alone - together[one]).abs() > 1e-3
-        assert differs.float().mean() < 0.005  # where rounding decides about a level, and a table makes much of it
+        assert differs.float().mean() < 0.005  # where rounding changes a grey level, and a lookup table amplifies that
         torch.testing.assert_close(crop_boxes(numbers[one], *sizes[:, one], 1.0, chosen), boxes[one])
         assert torch.equal(flip_mask(numbers[one], chosen), mirrored[one])
     assert (augment(images, keys(n, seed=1), chosen) - together).abs().mean() > 5
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 1, 1), (2, 1, 1, 40), (3, 3, 2, 3), (0, 3, 8, 8), (1, 1, 300, 2)])
-def test_images_of_odd_shapes(shape: tuple[int, ...]) -> None:
+def test_images_of_unusual_shapes(shape: tuple[int, ...]) -> None:
     out = augment(bytes_(*shape), keys(shape[0]), Augmentation(**EVERYTHING))
     assert out.shape == shape
     assert out.isfinite().all()
 
 
-def test_the_input_is_not_written_to() -> None:
+def test_the_input_is_not_modified() -> None:
     images = torch.rand(4, 3, 16, 16) * 255
     before = images.clone()
     augment(images, keys(4), Augmentation(**EVERYTHING))
     assert torch.equal(images, before)
 
 
-def test_what_cannot_be_augmented_is_named() -> None:
+def test_invalid_images_are_refused() -> None:
     with pytest.raises(VitreousError, match=r"1 or 3 channels.*got \(2, 4, 8, 8\)"):
         augment(torch.zeros(2, 4, 8, 8), keys(2), options())
     with pytest.raises(VitreousError, match="an option is None"):
@@ -298,7 +298,7 @@ def test_what_cannot_be_augmented_is_named() -> None:
 
 
 def everything(flat: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """From bytes that are held to a batch for the model."""
+    """Run all steps from cached bytes to a batch for the model."""
     chosen = Augmentation(**EVERYTHING)
     sides = torch.full_like(keys, 40)
     boxes = crop_boxes(keys, sides, sides, 1.0, chosen)
@@ -311,7 +311,7 @@ def colours(images: Tensor, keys: Tensor) -> Tensor:
     return augment(images, keys, options(jitter=0.3))
 
 
-def test_one_graph_without_breaks() -> None:
+def test_compiles_to_one_graph() -> None:
     flat, targets = bytes_(6 * 40 * 40 * 3), torch.eye(6)
     torch.compiler.reset()
     traced = torch.compile(everything, fullgraph=True, backend="eager")
@@ -324,8 +324,8 @@ def test_one_graph_without_breaks() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_same_on_a_gpu(compiled: bool) -> None:
-    """To 1e-3, but for the few pixels where rounding decides about a level, and a table makes much of it."""
+def test_gpu_equals_cpu(compiled: bool) -> None:
+    """To 1e-3, except for a few pixels where rounding changes a grey level and a lookup table amplifies that."""
     n = 64
     flat, targets, numbers = bytes_(n * 40 * 40 * 3), torch.eye(n), keys(n)
     torch.compiler.reset()
@@ -338,7 +338,7 @@ def test_the_same_on_a_gpu(compiled: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_nothing_waits_for_the_gpu() -> None:
+def test_no_synchronisation_with_the_gpu() -> None:
     flat, targets, numbers = bytes_(8 * 40 * 40 * 3).cuda(), torch.eye(8).cuda(), keys(8).cuda()
     everything(flat, targets, numbers)
     torch.cuda.set_sync_debug_mode("error")

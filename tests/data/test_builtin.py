@@ -77,7 +77,7 @@ def test_idx(tmp_path: Path, packed: bool, mark: str) -> None:
     assert open_data(tmp_path / "Fashion").classes == builtin.FASHION
 
 
-def test_broken_idx(tmp_path: Path) -> None:
+def test_damaged_idx(tmp_path: Path) -> None:
     reading = Reading(data_dir=str(tmp_path))
     assert "not found in" in refused("mnist", reading)
     write_idx(tmp_path)
@@ -107,11 +107,17 @@ def test_the_real_fashion_mnist() -> None:
     assert data.val.labels.bincount().tolist() == [300] * 10
     assert data.test is not None
     assert data.test.labels.bincount().tolist() == [1000] * 10
-    assert data.test.labels[:5].tolist() == [9, 2, 1, 1, 6]  # as published: an ankle boot, a pullover, trousers...
+    assert data.test.labels[:5].tolist() == [
+        9,
+        2,
+        1,
+        1,
+        6,
+    ]  # the published order: an ankle boot, a pullover, trousers...
     assert open_data(builtin.DEBIAN).classes == builtin.FASHION
 
 
-def test_where_files_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(builtin, "DEBIAN", tmp_path / "nowhere")
     assert "dataset-fashion-mnist" in refused("fashion-mnist")
@@ -214,7 +220,7 @@ def test_pickles_are_not_run(tmp_path: Path, protocol: int) -> None:
 
 
 def not_opened(content: bytes) -> str:
-    """The error for such a pickle, in a process that may take 1 GiB more."""
+    """Return the error for a pickle, in a process that may allocate 1 GiB."""
 
     def read() -> str:
         with tempfile.TemporaryDirectory() as folder:
@@ -226,7 +232,7 @@ def not_opened(content: bytes) -> str:
 
 
 class Sized:
-    """An array without contents, of any size."""
+    """An array of any size without content."""
 
     def __init__(self, *arguments: Any):
         self.arguments = arguments
@@ -236,7 +242,7 @@ class Sized:
 
 
 class Typed:
-    """A dtype whose bytes are pointers, as its state says and numpy believes."""
+    """A dtype whose state makes numpy interpret bytes as pointers."""
 
     def __reduce__(self) -> Any:
         return np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
@@ -247,7 +253,7 @@ class Array:
         return np.array([1]).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), Typed(), False, b"AAAAAA\0\0")
 
 
-def test_pickles_take_no_more_memory_than_they_have_bytes() -> None:
+def test_pickles_cannot_allocate_more_than_their_size() -> None:
     sized = {"data": Sized((10**6, 3072), "u1"), "fine_labels": Sized((10**6,), "i8")}
     assert "refused: the pickle" in not_opened(pickle.dumps(sized, 2))
     assert "an array is truncated" in not_opened(b"\x80\x05}\x8c\x04data\x96" + struct.pack("<Q", 1 << 31))
@@ -257,7 +263,7 @@ def test_pickles_take_no_more_memory_than_they_have_bytes() -> None:
     assert "more than 2,000,000 instructions" in not_opened(b"\x80\x02(" + b"]" * 3_000_000 + b"l.")
 
 
-def test_pickles_do_not_say_what_a_dtype_is() -> None:
+def test_pickles_cannot_define_dtypes() -> None:
     assert "refused: the pickle" in not_opened(pickle.dumps({"data": Array()}, 3))
     objects = np.array([[], None], object)
     assert "refused: the pickle" in not_opened(pickle.dumps({"data": objects}, 3))
@@ -282,7 +288,7 @@ def test_arrays_in_pickles(tmp_path: Path, protocol: int) -> None:
         assert found[name].dtype == array.dtype
 
 
-def test_pickles_that_hold_something_else(tmp_path: Path) -> None:
+def test_pickles_with_other_content(tmp_path: Path) -> None:
     good = {"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1]}
     for held, message in (
         ({}, "expected images of 3072 bytes"),

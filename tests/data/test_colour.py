@@ -32,20 +32,20 @@ def batch(image: Image.Image) -> Tensor:
         (colour.sharpness, ImageEnhance.Sharpness),
     ],
 )
-def test_enhanced_as_pillow_enhances(ours, theirs, height: int, width: int, mode: str) -> None:  # type: ignore[no-untyped-def]
+def test_enhancements_equal_pillow(ours, theirs, height: int, width: int, mode: str) -> None:  # type: ignore[no-untyped-def]
     image = noise(height, width, mode)
     factors = torch.tensor([0.0, 0.1, 0.73, 1.0, 1.9])
     enhanced = ours(batch(image).expand(5, -1, -1, -1), factors)
     for factor, pixels in zip(factors.tolist(), enhanced, strict=True):
         expected = batch(theirs(image).enhance(factor))[0]
-        assert (pixels - expected).abs().max() < 2  # Pillow cuts fractions off, at each step
+        assert (pixels - expected).abs().max() < 2  # Pillow truncates at each step
     torch.testing.assert_close(enhanced[3], batch(image)[0], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize(("height", "width"), [*SIZES, (16, 17)])
 @pytest.mark.parametrize(("low", "high"), [(0, 256), (40, 180), (7, 8), (100, 102), (250, 256)])
-def test_equalised_and_stretched_as_pillow_does(height: int, width: int, mode: str, low: int, high: int) -> None:
+def test_equalise_and_autocontrast_equal_pillow(height: int, width: int, mode: str, low: int, high: int) -> None:
     image = noise(height, width, mode, low, high)
     levels = colour.to_levels(batch(image))
     equalised = colour.apply_tables(colour.equalise_tables(levels), levels)
@@ -54,7 +54,7 @@ def test_equalised_and_stretched_as_pillow_does(height: int, width: int, mode: s
     assert (stretched - batch(ImageOps.autocontrast(image))).abs().max() < 1.01
 
 
-def test_every_level_solarised_and_posterised() -> None:
+def test_solarise_and_posterise_at_every_level() -> None:
     every = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
     for threshold in (0, 26, 128, 255, 256):
         assert torch.equal(colour.solarise(batch(every), threshold), batch(ImageOps.solarize(every, threshold)))
@@ -69,7 +69,7 @@ def test_grey() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (31, 20), (1, 9), (50, 2)])
-def test_blurred_as_scipy_blurs(height: int, width: int) -> None:
+def test_blur_equals_scipy(height: int, width: int) -> None:
     images = torch.rand(4, 3, height, width) * 255
     sigmas = [0.1, 0.5, 1.3, 2.0]
     blurred = colour.blur(images, torch.tensor(sigmas), radius=6)
@@ -79,5 +79,5 @@ def test_blurred_as_scipy_blurs(height: int, width: int) -> None:
     assert torch.equal(colour.blur(images, torch.zeros(4), radius=6), images)
 
 
-def test_levels_are_the_nearest_and_stay_inside() -> None:
+def test_levels_are_rounded_and_clipped() -> None:
     assert colour.to_levels(torch.tensor([-3.0, 0.4, 0.6, 254.7, 300.0])).tolist() == [0, 0, 1, 255, 255]

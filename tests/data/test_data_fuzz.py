@@ -1,6 +1,6 @@
-"""Damaged data: whatever was done to a file, it is read, or a VitreousError says what is wrong with it.
+"""Damaged data: every file is either read or refused with a VitreousError that names the fault.
 
-The limits are in fuzz_harness.py, and the cases are made in damage.py.
+The limits are in fuzz_harness.py; damage.py generates the cases.
 """
 
 import functools
@@ -36,7 +36,7 @@ def format_of(kind: str) -> str:
 
 
 def exercise(kind: str, files: Folder) -> None:
-    """Everything that the commands do with such a file, until something is wrong with it."""
+    """Do everything that the commands do with a file, until an error occurs."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if kind.startswith("image"):
@@ -74,8 +74,8 @@ def test_damaged_data(kinds: dict[str, Folder]) -> None:
     fuzz("data", formats, prepare)
 
 
-def test_sound_data_is_read(kinds: dict[str, Folder], tmp_path: Path) -> None:
-    """What is damaged above is whole before: otherwise nothing would be tested."""
+def test_undamaged_data_is_read(kinds: dict[str, Folder], tmp_path: Path) -> None:
+    """Otherwise the test above would prove nothing."""
     for kind, files in kinds.items():
         folder = tmp_path / kind
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""A table names files: only those in its own folder are read, unless the user allows others."""
+"""Tables may refer only to files in their own folder, unless the user allows others."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ANYWHERE = Reading(val_fraction=0, allow_outside_files=True)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A data set in a folder, and beside it the secret picture of another one."""
+    """Create a data set in a folder, and a private image next to that folder."""
     folder = tmp_path / "set"
     for number in range(4):
         write(folder / "images" / f"{number}.png", number)
@@ -48,7 +48,7 @@ def manifest(folder: Path, secret: str, kind: str = "csv") -> Path:
 @pytest.mark.parametrize(
     "secret", ["../secret/9.png", "link.png", "elsewhere/9.png", "images/../../secret/9.png", "{absolute}"]
 )
-def test_a_manifest_may_not_name_files_elsewhere(folder: Path, secret: str, kind: str) -> None:
+def test_a_manifest_may_not_refer_to_files_outside_its_folder(folder: Path, secret: str, kind: str) -> None:
     secret = secret.format(absolute=folder.parent / "secret" / "9.png")
     path = manifest(folder, secret, kind)
     line = 6 if kind == "csv" else 5
@@ -60,7 +60,7 @@ def test_a_manifest_may_not_name_files_elsewhere(folder: Path, secret: str, kind
     assert same(allowed.train.image(3), 3)
 
 
-def test_a_manifest_in_a_folder_that_is_linked_to(folder: Path) -> None:
+def test_a_manifest_in_a_linked_folder(folder: Path) -> None:
     (folder.parent / "alias").symlink_to(folder)
     path = manifest(folder, "images/0.png")
     data = open_data(folder.parent / "alias" / path.name, WHOLE)
@@ -81,7 +81,7 @@ def parquet(path: Path, cells: list[Any]) -> Path:
     return path
 
 
-def test_cells_of_parquet_may_not_name_files_elsewhere(folder: Path) -> None:
+def test_parquet_cells_may_not_refer_to_files_outside_the_folder(folder: Path) -> None:
     names = ["images/0.png", "images/1.png", "inner.png", "../secret/9.png", "link.png"]
     path = parquet(folder / "x.parquet", [{"bytes": None, "path": name} for name in names])
     for reading, refused in ((WHOLE, True), (ANYWHERE, False)):
@@ -107,7 +107,7 @@ def test_several_parquet_files_share_their_common_folder(folder: Path) -> None:
             data.test.image(2)
 
 
-def test_saved_data_sets_may_not_name_files_elsewhere(folder: Path) -> None:
+def test_saved_data_sets_may_not_refer_to_files_outside_the_folder(folder: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     secret, saved = str(folder.parent / "secret" / "9.png"), folder.parent / "saved"
@@ -127,7 +127,7 @@ def test_saved_data_sets_may_not_name_files_elsewhere(folder: Path) -> None:
     assert same(open_data(saved, ANYWHERE).train.image(2), 9)
 
 
-def test_the_flag_is_one_of_every_command_that_opens_data() -> None:
+def test_every_command_that_opens_data_has_the_flag() -> None:
     for command in ("train", "data", "evaluate", "features"):
         shown = subprocess.run(
             [sys.executable, "-m", "vitreous", command, "--help"], capture_output=True, text=True, check=True,
@@ -138,7 +138,7 @@ def test_the_flag_is_one_of_every_command_that_opens_data() -> None:
 
 
 def test_folders_are_resolved_as_the_system_does(tmp_path: Path) -> None:
-    """Folders are resolved once and remembered; whatever lies on the way (links, `..`), the answer is the system's."""
+    """Resolved folders are cached. With links and `..`, the result equals os.path.realpath."""
     inside, outside = tmp_path / "data", tmp_path / "other"
     (inside / "a" / "b").mkdir(parents=True)
     (outside / "c").mkdir(parents=True)

@@ -24,7 +24,7 @@ def tensor(image: Image.Image) -> Tensor:
 
 
 def hold(images: list[Image.Image], gap: int = 0) -> dict[str, Any]:
-    """The images as one row of bytes, with 255s before, between and behind that nobody may read."""
+    """Return the images as one row of bytes, separated by bytes of 255 that must not be read."""
     parts, offsets, position = [torch.full((gap,), 255, dtype=torch.uint8)], [], gap
     for image in images:
         pixels = torch.from_numpy(np.array(image)).flatten()
@@ -51,12 +51,12 @@ def resized(image: Image.Image, box: tuple[float, ...], size: tuple[int, int]) -
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("degrees", [0.0, 3.0, -27.3, 135.0, 180.0])
-def test_turned_as_pillow_turns(height: int, width: int, mode: str, degrees: float) -> None:
+def test_rotation_equals_pillow(height: int, width: int, mode: str, degrees: float) -> None:
     image = noise(height, width, mode)
     zeros = torch.zeros(1, 2)
     matrices = affine_matrices(torch.tensor([degrees]), zeros, zeros, (height, width))
     expected = tensor(image.rotate(degrees, BILINEAR, fillcolor=128 if mode == "L" else (128, 128, 128)))
-    assert (affine(tensor(image)[None], matrices[:, :2])[0] - expected).abs().max() < 1.01  # Pillow cuts fractions off
+    assert (affine(tensor(image)[None], matrices[:, :2])[0] - expected).abs().max() < 1.01  # Pillow truncates
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -64,7 +64,7 @@ def test_turned_as_pillow_turns(height: int, width: int, mode: str, degrees: flo
 @pytest.mark.parametrize(
     ("shears", "moves"), [((0.3, 0), (0, 0)), ((0, -0.21), (0, 0)), ((0, 0), (3.3, 0)), ((0, 0), (0, -0.41))]
 )
-def test_sheared_and_moved_as_pillow_does(
+def test_shear_and_translation_equal_pillow(
     height: int, width: int, mode: str, shears: tuple[float, float], moves: tuple[float, float]
 ) -> None:
     image = noise(height, width, mode)
@@ -75,7 +75,7 @@ def test_sheared_and_moved_as_pillow_does(
     assert (affine(tensor(image)[None], matrices[:, :2])[0] - expected).abs().max() < 1.01
 
 
-def test_each_sample_by_its_own_matrix() -> None:
+def test_each_sample_has_its_own_matrix() -> None:
     images = torch.stack([tensor(noise(21, 34, seed=i)) for i in range(4)])
     matrices = torch.eye(3)[:2].repeat(4, 1, 1) + torch.rand(4, 2, 3) * 0.3
     together = affine(images, matrices, fill=7.0)
@@ -85,7 +85,7 @@ def test_each_sample_by_its_own_matrix() -> None:
     assert (together == 7).any()
 
 
-def test_moving_nothing_changes_nothing_and_whole_pixels_stay_whole() -> None:
+def test_identity_and_integer_translation_are_exact() -> None:
     images = torch.rand(2, 3, 33, 47) * 255
     identity = torch.eye(3)[:2].expand(2, 2, 3)
     assert torch.equal(affine(images, identity), images)
@@ -96,8 +96,8 @@ def test_moving_nothing_changes_nothing_and_whole_pixels_stay_whole() -> None:
     assert (moved[:, :, :, -3:] == 128).all()
 
 
-def test_multiplied_matrices_are_one_map_after_the_other() -> None:
-    """On a smooth image, where interpolating twice hardly differs from once."""
+def test_a_product_of_matrices_is_a_composition() -> None:
+    """On a smooth image, for which interpolating once or twice gives almost the same."""
     y, x = np.mgrid[:60, :80]
     image = torch.from_numpy(120 + 50 * np.sin(x / 17) + 40 * np.cos(y / 13)).float()[None, None]
     zeros = torch.zeros(1, 2)
@@ -135,7 +135,7 @@ def test_rectangles() -> None:
 
 @pytest.mark.parametrize("taps", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_a_box_of_the_size_itself_is_exact(mode: str, taps: int) -> None:
+def test_a_box_of_the_output_size_is_exact(mode: str, taps: int) -> None:
     images = [noise(31, 45, mode), noise(17, 20, mode, seed=1), noise(400, 23, mode, seed=2)]
     boxes = torch.tensor([[0, 0, 16, 20], [1, 0, 16, 20], [380, 3, 16, 20]]).float()
     out = gather_boxes(
@@ -151,7 +151,7 @@ def test_a_box_of_the_size_itself_is_exact(mode: str, taps: int) -> None:
 
 @pytest.mark.parametrize("size", [(24, 24), (33, 50), (1, 7)])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_enlarged_as_pillow_enlarges(size: tuple[int, int], mode: str) -> None:
+def test_enlarging_equals_pillow(size: tuple[int, int], mode: str) -> None:
     sizes = [(1, 1), (1, 6), (13, 5), (24, 24), (20, 31)]
     images = [noise(h, w, mode, seed=i) for i, (h, w) in enumerate(sizes)]
     shares = torch.tensor([[0, 0, 1, 1], [0, 0.2, 1, 0.4], [0.5, 0, 0.5, 1], [0.1, 0.1, 0.77, 0.6], [0, 0.3, 0.9, 0.7]])
@@ -163,7 +163,7 @@ def test_enlarged_as_pillow_enlarges(size: tuple[int, int], mode: str) -> None:
         assert (pixels - resized(image, box, size)).abs().max() < 1.1  # Pillow rounds after rows and after columns
 
 
-def test_the_same_box_mirrored() -> None:
+def test_a_flipped_box() -> None:
     held = hold([noise(40, 50)])
     boxes = torch.tensor([[3.3, 4.4, 17.7, 31.1]])
     straight, mirrored = (
@@ -175,7 +175,7 @@ def test_the_same_box_mirrored() -> None:
 @pytest.mark.parametrize("scale", [1.5, 2.2, 3.0, 3.9])
 @pytest.mark.parametrize("picture", ["stripes", "noise"])
 def test_taps_keep_aliasing_small(picture: str, scale: float) -> None:
-    """Pillow antialiases: the finest stripes become an even grey. Without taps they become coarse ones."""
+    """With antialiasing, the finest stripes become an even grey; without taps, they become coarse stripes."""
     stripes = Image.fromarray(np.tile(np.array([0, 255], dtype=np.uint8), (140, 70)))
     image = stripes if picture == "stripes" else noise(140, 140)
     boxes = torch.tensor([[4.0, 6.3, 32 * scale, 32 * scale]])
@@ -193,7 +193,7 @@ def test_taps_keep_aliasing_small(picture: str, scale: float) -> None:
 def test_boxes_far_into_a_large_buffer() -> None:
     image = noise(5, 6)
     pixels = torch.from_numpy(np.array(image)).flatten()
-    flat = torch.zeros(2**24 + 3 + len(pixels), dtype=torch.uint8)  # more than float32 can count
+    flat = torch.zeros(2**24 + 3 + len(pixels), dtype=torch.uint8)  # beyond the integers of float32
     flat[-len(pixels) :] = pixels
     out = gather_boxes(
         flat,

@@ -1,4 +1,4 @@
-"""Files that folders, names and patterns mean."""
+"""Finding image files by folder, name and glob pattern."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from vitreous.errors import VitreousError
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files need not be images here: they are found by name."""
+    """Create files. They need not be images: only names matter here."""
     for name in ("b.JPG", "a.png", "notes.txt", ".hidden.png", "sub/c.webp", "sub/.cache/d.png", "sub/deep/ü.jpeg"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,8 +29,8 @@ def test_folders_files_and_patterns(folder: Path) -> None:
     everything = ["a.png", "b.JPG", "sub/c.webp", "sub/deep/ü.jpeg"]
     assert names(".") == everything
     assert names(folder) == [str(folder / name) for name in everything]
-    assert names("notes.txt") == ["notes.txt"]  # it was named; decoding will tell
-    assert names("*") == everything  # as the shell would have it: folders too
+    assert names("notes.txt") == ["notes.txt"]  # given by name: decoding will fail
+    assert names("*") == everything  # as in a shell: folders too
     assert names("*.*") == ["a.png", "b.JPG"]
     assert names("**/*.webp", "**/ü*") == ["sub/c.webp", "sub/deep/ü.jpeg"]
     assert names("**") == everything
@@ -57,7 +57,7 @@ def test_a_name_that_looks_like_a_pattern_is_a_name(folder: Path) -> None:
     assert names("set[[]a]/**") == ["set[a]/y.png"]
 
 
-def test_links_are_followed_but_not_in_circles(folder: Path) -> None:
+def test_links_are_followed_but_not_in_cycles(folder: Path) -> None:
     (folder / "sub" / "up").symlink_to(folder)
     (folder / "sub" / "also").symlink_to(folder)
     (folder / "link.png").symlink_to("nowhere")

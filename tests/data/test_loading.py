@@ -1,4 +1,4 @@
-"""Batches: the same from any number of workers, from any step on, in any number of processes; and nothing left out."""
+"""Batches do not depend on workers, on the first step or on the number of processes, and no image is omitted."""
 
 import os
 import signal
@@ -33,13 +33,13 @@ from vitreous.utils import images, random_keys
 CPU = torch.device("cpu")
 SIZE = (16, 20)
 CROPPED = Augmentation(crop=0.3, aspect=1.5, flip=True)
-BATCH = CHUNK_SIZE + 13  # more than a worker hands over at a time, and not a multiple of it
-# torch advises against more workers than cores; that batches do not depend on them is the point here.
+BATCH = CHUNK_SIZE + 13  # more than the chunk size of a worker, and not a multiple of it
+# torch warns about more workers than cores; here batches must not depend on the number of workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 def scene(number: int) -> Image.Image:
-    """Something like a photograph: soft shapes in colour. Some are much larger than the model's size."""
+    """Return an image like a photograph: smooth coloured shapes. Some are much larger than the model's input."""
     random = np.random.default_rng(number)
     coarse = random.integers(0, 256, (4, 5, 3), dtype=np.uint8)
     scale = 6 if number % 7 == 0 else 1
@@ -58,7 +58,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> FileSource:
 
 @pytest.fixture
 def broken(source: FileSource, tmp_path: Path) -> FileSource:
-    """The same with images that cannot be read: two in a row, and the last."""
+    """The same source with unreadable images: two in a row, and the last one."""
     for number, name in enumerate(source.names):
         data = Path(source.name(number)).read_bytes()
         (tmp_path / name).write_bytes({7: b"no image", 8: data[:200], 49: b""}.get(number, data))
@@ -86,7 +86,7 @@ def held(source: Source) -> ScanResult:
 
 
 def shown(loader: TrainLoader, first: int, last: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Pixels, keys and labels."""
+    """Return pixels, keys and labels."""
     return [(loader.cropper(batch.rows, batch.keys), batch.keys, batch.labels) for batch in loader.batches(first, last)]
 
 
@@ -109,7 +109,7 @@ def test_any_number_of_workers_gives_the_same_batches(source: FileSource, broken
             assert same(alone, shown(loader(files, found, workers), 0, 3))
 
 
-def test_any_number_of_workers_holds_the_same(source: FileSource) -> None:
+def test_any_number_of_workers_fills_the_same_cache(source: FileSource) -> None:
     alone = held(source).cached
     for workers in (1, 4):
         other = look(source, ResizeForCache(SIZE, 3), workers).cached
@@ -119,7 +119,7 @@ def test_any_number_of_workers_holds_the_same(source: FileSource) -> None:
 
 
 @pytest.mark.parametrize("hold", [False, True])
-def test_from_any_step_on(source: FileSource, hold: bool) -> None:
+def test_batches_from_any_first_step(source: FileSource, hold: bool) -> None:
     found = held(source) if hold else None
     whole = shown(loader(source, found, batch_size=12), 0, 6)
     for first in range(7):
@@ -128,7 +128,7 @@ def test_from_any_step_on(source: FileSource, hold: bool) -> None:
 
 @pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_processes_together_see_what_one_sees(source: FileSource, hold: bool, ranks: int) -> None:
+def test_several_processes_get_the_batches_of_one(source: FileSource, hold: bool, ranks: int) -> None:
     found = held(source) if hold else None
     alone = shown(loader(source, found, batch_size=12), 0, 5)
     parts = [shown(loader(source, found, batch_size=12, rank=r, ranks=ranks), 0, 5) for r in range(ranks)]
@@ -137,7 +137,7 @@ def test_processes_together_see_what_one_sees(source: FileSource, hold: bool, ra
 
 
 def test_labels_and_images_belong_together(source: FileSource) -> None:
-    """The same order, drawn or held, and each with its own label."""
+    """The order is the same for decoded and cached images, and each image has its own label."""
     order = TrainingSampler(50, 3).indices(0, BATCH)
     for found in (None, held(source)):
         batch = next(loader(source, found).batches(0, 1))
@@ -146,8 +146,8 @@ def test_labels_and_images_belong_together(source: FileSource) -> None:
         assert len(batch) == BATCH
 
 
-def test_every_epoch_is_cut_in_another_way(source: FileSource) -> None:
-    """An image comes again with another key, hence another crop."""
+def test_every_epoch_has_other_crops(source: FileSource) -> None:
+    """A repeated image has another key, and so another crop."""
     pixels, keys, _ = shown(loader(source, batch_size=100), 0, 1)[0]
     order = TrainingSampler(50, 3).indices(0, 100)
     again = [(order == image).nonzero()[:, 0].tolist() for image in range(50)]
@@ -167,7 +167,7 @@ def test_an_unreadable_image_is_replaced_by_the_next(broken: FileSource) -> None
         assert torch.equal(batch.labels, broken.labels[expected])
         assert batch.bad == ()
     batch = next(kept.batches(0, 1))
-    wanted = kept.cropper(expected, batch.keys)  # the pictures themselves, and not only their labels
+    wanted = kept.cropper(expected, batch.keys)  # the images, not only their labels
     assert torch.equal(kept.cropper(batch.rows, batch.keys), wanted)
 
 
@@ -184,7 +184,7 @@ def test_sources_of_one_image() -> None:
 
 
 def pillow_crops(source: Source, batch: Batch, order: Tensor, size: tuple[int, int] = SIZE) -> np.ndarray:
-    """What Pillow cuts out of the whole image, at the same place."""
+    """Crop the same boxes from the full image with Pillow."""
     found = []
     for index, key in zip(order.tolist(), batch.keys, strict=True):
         image = source.image(index)
@@ -197,8 +197,8 @@ def pillow_crops(source: Source, batch: Batch, order: Tensor, size: tuple[int, i
 
 
 @pytest.mark.parametrize("hold", [False, True])
-def test_crops_are_those_of_pillow(source: FileSource, hold: bool) -> None:
-    """Held images were shrunk before, and read ones may be decoded at a fraction: a few grey levels of difference."""
+def test_crops_equal_pillow(source: FileSource, hold: bool) -> None:
+    """To a few grey levels: cached images were shrunk, and files may be decoded at a reduced size."""
     train = loader(source, held(source) if hold else None, batch_size=50)
     batch = next(train.batches(0, 1))
     ours = train.cropper(batch.rows, batch.keys).double().numpy()
@@ -207,15 +207,15 @@ def test_crops_are_those_of_pillow(source: FileSource, hold: bool) -> None:
     each = np.abs(ours - wanted).mean((1, 2, 3))
     assert each.mean() < 1.5
     assert each.max() < 6
-    assert wanted.std() > 40  # there is something to differ in
+    assert wanted.std() > 40  # the crops are not constant
 
 
 LARGE = (96, 120)
 
 
 def gradients(folder: Path, mode: str = "RGB") -> FileSource:
-    """Large enough to be cut at whole pixels, not so large that they are decoded at a fraction for crops of LARGE; and
-    smooth, so that to be half a pixel off is to be a few grey levels off."""
+    """Return images that are large enough for boxes of whole pixels, not so large that they are decoded at a reduced
+    size for crops of LARGE, and smooth, so that half a pixel is a few grey levels."""
     names = [f"{number}.jpg" for number in range(12)]
     for number, name in enumerate(names):
         coarse = np.random.default_rng(number).integers(0, 256, (4, 5, 3), dtype=np.uint8)
@@ -261,7 +261,7 @@ def test_batches_do_not_depend_on_the_decoder(
             assert same(ours, shown(loader(files), 0, 2))
 
 
-def test_held_images_are_no_larger_than_needed(source: FileSource) -> None:
+def test_cached_images_are_no_larger_than_needed(source: FileSource) -> None:
     kept = held(source).cached
     for index in range(50):
         original = source.image(index)
@@ -274,7 +274,7 @@ def test_held_images_are_no_larger_than_needed(source: FileSource) -> None:
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_whole_images_are_shown_as_in_evaluation(source: FileSource, flip: bool) -> None:
+def test_uncropped_images_are_preprocessed_as_in_evaluation(source: FileSource, flip: bool) -> None:
     preprocessing = default_preprocessing(SIZE, 3)
     options = Augmentation(crop=1.0, aspect=1.0, flip=flip)
     train = loader(source, look(source, EvalTransform(preprocessing)), options=options, batch_size=50)
@@ -287,8 +287,8 @@ def test_whole_images_are_shown_as_in_evaluation(source: FileSource, flip: bool)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_that_are_held_from_an_array(channels: int) -> None:
-    """Grey ones may be shown to a model of colours."""
+def test_cached_images_from_an_array(channels: int) -> None:
+    """Grey images are converted for an RGB model."""
     array = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 1), dtype=np.uint8)
     kept = CachedImages.from_array(array, channels, CPU)
     pixels = kept.full_images(torch.tensor([5, 0, 0]), (4, 5))
@@ -297,8 +297,8 @@ def test_images_that_are_held_from_an_array(channels: int) -> None:
         assert np.array_equal(pixels[:, channel].numpy(), array[[5, 0, 0], :, :, 0])
 
 
-def test_colours_that_are_shown_to_a_model_of_greys() -> None:
-    """Training images are grey, and those of validation happen not to be."""
+def test_colour_images_for_a_grey_model() -> None:
+    """Training images are grey, and some validation images are not."""
     array = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
     pixels = CachedImages.from_array(array, 1, CPU).full_images(torch.arange(3), (4, 5))
     wanted = [np.asarray(Image.fromarray(image).convert("L")) for image in array]
@@ -339,7 +339,7 @@ def test_evaluation_with_workers(broken: FileSource) -> None:
 
 @pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize("ranks", [2, 5])
-def test_processes_share_the_images_of_evaluation(broken: FileSource, hold: bool, ranks: int) -> None:
+def test_several_processes_share_the_evaluation_images(broken: FileSource, hold: bool, ranks: int) -> None:
     found = look(broken, EvalTransform(MIDDLE) if hold else DecodeCheck())
     parts = [evaluated(broken, found, 4, MIDDLE, rank=rank, ranks=ranks) for rank in range(ranks)]
     seen = [int(index) for part in parts for *_, indices in part for index in indices]
@@ -355,7 +355,7 @@ def test_more_processes_than_images(tmp_path: Path) -> None:
         assert sum(len(indices) for part in parts for *_, indices in part) == 2
 
 
-def test_an_image_that_vanished_before_evaluation(broken: FileSource) -> None:
+def test_an_image_that_was_removed_before_evaluation(broken: FileSource) -> None:
     found = look(broken, DecodeCheck())
     Path(broken.name(20)).unlink()
     with pytest.raises(VitreousError, match=r"020\.jpg.*it was readable when the data was checked"):
@@ -392,7 +392,7 @@ def test_a_source_without_one_readable_image(tmp_path: Path) -> None:
 
 
 class Counting(ArraySource):
-    """Images of which one class is broken, as after a download that failed; and how often one was asked for."""
+    """Images of which one class is unreadable, as after a failed download. Counts the accesses to each image."""
 
     asked = 0
 
@@ -403,7 +403,7 @@ class Counting(ArraySource):
         return super().image(index, at_least)
 
 
-def test_a_broken_class_is_not_read_again_and_again() -> None:
+def test_unreadable_images_are_not_read_repeatedly() -> None:
     labels = torch.repeat_interleave(torch.arange(3), 200)
     files = Counting(np.zeros((600, 4, 4, 3), np.uint8), labels, "many")
     found = look(files, ResizeForCache(SIZE, 3))
@@ -412,7 +412,7 @@ def test_a_broken_class_is_not_read_again_and_again() -> None:
 
 
 @pytest.mark.parametrize("bad", [[], [0], [9], [0, 9], [3, 4, 5], [9, 8, 0, 1], list(range(9)), list(range(1, 10))])
-def test_stand_ins(bad: list[int]) -> None:
+def test_replacement_images(bad: list[int]) -> None:
     expected = [next(i % 10 for i in range(start, start + 10) if i % 10 not in bad) for start in range(10)]
     assert replacement_indices(10, bad).tolist() == expected
 

@@ -1,4 +1,4 @@
-"""Manifests in .csv, .tsv and .jsonl, as people write them."""
+"""Manifests in .csv, .tsv and .jsonl, in the usual variants."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def refused(folder: Path, text: str, name: str = "list.csv", reading: Reading = 
     ("image", "label"),
     [("image", "label"), ("File Name", "Class"), ("filepath", "category"), ("img", "target"), ("PATH", "class_name")],
 )
-def test_columns_by_their_names(folder: Path, image: str, label: str) -> None:
+def test_columns_are_detected_by_name(folder: Path, image: str, label: str) -> None:
     rows = "".join(f"{i},images/{i}.png,{'cat' if i % 2 else 'dog, old'!r}\n".replace("'", '"') for i in range(6))
     data = opened(folder, f"id,{image},{label}\n{rows}")
     assert (data.name, data.classes, data.multi_label) == ("list", ("cat", "dog, old"), False)
@@ -49,7 +49,7 @@ def test_columns_by_their_names(folder: Path, image: str, label: str) -> None:
     assert data.notes == (f"images from column {image!r}, labels from {label!r}",)
 
 
-def test_kinds_of_files(folder: Path) -> None:
+def test_file_formats(folder: Path) -> None:
     absolute = folder / "images" / "1.png"
     tabs = f"path\tlabel\nimages/0.png\ta b\n\n{absolute}\tc\n"
     data = opened(folder, tabs, "list.TSV")
@@ -61,7 +61,7 @@ def test_kinds_of_files(folder: Path) -> None:
     assert opened(folder, lines, "list.jsonl").train.labels.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_numbers_are_ordered_as_numbers(folder: Path) -> None:
+def test_integer_class_names_are_sorted_as_numbers(folder: Path) -> None:
     data = opened(folder, "image,label\nimages/0.png,10\nimages/1.png,9\nimages/2.png,100\n")
     assert data.classes == ("9", "10", "100")
     assert data.train.labels.tolist() == [1, 0, 2]
@@ -103,13 +103,13 @@ def test_splits(folder: Path) -> None:
         ("tags", '"a, b c"', "b c"),
     ],
 )
-def test_several_labels(folder: Path, column: str, first: str, second: str) -> None:
+def test_multi_label(folder: Path, column: str, first: str, second: str) -> None:
     data = opened(folder, f"image,{column}\nimages/0.png,{first}\nimages/1.png,{second}\nimages/2.png,\n")
     assert (data.classes, data.multi_label) == (("a", "b c"), True)
     assert data.train.labels.tolist() == [[True, True], [False, True], [False, False]]
 
 
-def test_labels_apart_by_spaces_where_the_column_says_so(folder: Path) -> None:
+def test_labels_separated_by_spaces_in_a_multi_label_column(folder: Path) -> None:
     rows = "images/0.png,a b\nimages/1.png,b\n"
     assert opened(folder, f"image,tags\n{rows}").train.labels.tolist() == [[True, True], [False, True]]
     assert opened(folder, f"image,label\n{rows}").classes == ("a b", "b")
@@ -127,7 +127,7 @@ def test_lists_in_json_lines(folder: Path) -> None:
     assert "line 2: the label {'a': 1}" in refused(folder, lines(["x"], [{"a": 1}]), "l.jsonl")
 
 
-def test_numbers_and_texts_are_not_mixed(folder: Path) -> None:
+def test_integers_and_strings_may_not_be_mixed(folder: Path) -> None:
     def lines(*labels: Any) -> str:
         return "".join(json.dumps({"image": f"images/{i}.png", "label": x}) + "\n" for i, x in enumerate(labels))
 
@@ -136,13 +136,13 @@ def test_numbers_and_texts_are_not_mixed(folder: Path) -> None:
         assert f"labels of different types ({shown}" in message
     assert "(1 at line 1, 'a' at line 1)" in refused(folder, lines([1, "a"], []), "l.jsonl")
     assert opened(folder, lines("10", "9", "10"), "l.jsonl").train.labels.tolist() == [1, 0, 1]
-    # In a table without types everything is text, in a list as well.
+    # In a table without types every value is a string, also inside a list.
     data = opened(folder, 'image,label\nimages/0.png,"[1, 10]"\nimages/1.png,2\nimages/2.png,"[\'2\', 1]"\n')
     assert data.classes == ("1", "2", "10")
     assert data.train.labels.tolist() == [[True, False, True], [False, True, False], [True, True, False]]
 
 
-def test_doubts_are_settled_by_the_reading(folder: Path) -> None:
+def test_options_resolve_ambiguous_columns(folder: Path) -> None:
     text = "image,path,label,class\nx,images/0.png,0,a\ny,images/1.png,1,b\n"
     assert "'image' and 'path' could both be the image column: choose one with --image-column" in refused(folder, text)
     reading = Reading(val_fraction=0, image_column="path")
@@ -172,11 +172,11 @@ def test_doubts_are_settled_by_the_reading(folder: Path) -> None:
         ("image,label\ngone/0.png,a\ngone/1.png,b\n", "none of the 2 images that were tried can be read"),
     ],
 )
-def test_mistakes(folder: Path, text: str, message: str) -> None:
+def test_invalid_manifests(folder: Path, text: str, message: str) -> None:
     assert message in refused(folder, text)
 
 
-def test_mistakes_in_json_lines(folder: Path) -> None:
+def test_invalid_json_lines(folder: Path) -> None:
     good = '{"image": "images/0.png", "label": 1}\n'
     assert "line 2: not JSON" in refused(folder, good + "{oops\n", "l.jsonl")
     assert "line 3: expected a JSON object, got [1]" in refused(folder, good + "\n[1]\n", "l.jsonl")
@@ -192,7 +192,7 @@ def test_a_folder_with_metadata(folder: Path) -> None:
 
 
 def test_many_columns(folder: Path) -> None:
-    """Of many, few are of use: neither the header nor short lines take time for each pair of columns or lines."""
+    """Thousands of columns, of which few are used: the time must not grow with the square of their number."""
     columns = [f"column {i}" for i in range(200_000)]
     text = ",".join(["image", "label", *columns]) + "\n" + "".join(f"images/{i % 2}.png,{i % 2}\n" for i in range(2000))
     (folder / "wide.csv").write_text(text)
@@ -207,7 +207,7 @@ DIGITS = "7" * 5000  # more than Python converts to a number
 
 
 def outcome(folder: Path, text: str, name: str = "list.csv") -> set[str] | str:
-    """The classes, or the error."""
+    """Return the classes, or the error."""
     try:
         return set(opened(folder, text, name).classes)
     except VitreousError as error:
@@ -218,7 +218,7 @@ NESTED = "[" * 50_000 + "]" * 50_000
 
 
 @pytest.mark.parametrize("label", [DIGITS, f"[{DIGITS}]", f"-{DIGITS}", f"[0x{DIGITS}, 'a']", NESTED])
-def test_labels_of_thousands_of_digits(folder: Path, label: str) -> None:
+def test_labels_with_thousands_of_digits(folder: Path, label: str) -> None:
     found = outcome(folder, f'image,label\nimages/0.png,"{label}"\nimages/1.png,1\nimages/2.png,2\n')
     if label in (NESTED, f"[0x{DIGITS}, 'a']"):
         assert "is not a JSON list" in found
@@ -238,14 +238,14 @@ def test_numbers_in_json_lines(folder: Path, label: str, message: str) -> None:
     assert len(found) < 500
 
 
-def test_numbers_are_in_their_order_and_longer_ones_by_the_alphabet(folder: Path) -> None:
+def test_integers_are_sorted_as_numbers_and_very_long_ones_as_strings(folder: Path) -> None:
     rows = "image,label\nimages/0.png,10\nimages/1.png,9\nimages/2.png,10\n"
     assert opened(folder, rows).classes == ("9", "10")
     assert opened(folder, f"{rows}images/3.png,{DIGITS}\n").classes == ("10", DIGITS, "9")
 
 
-def test_halves_of_characters(folder: Path) -> None:
-    """A lone surrogate, which JSON can hold, is neither a path nor a name that could be written down."""
+def test_lone_surrogates(folder: Path) -> None:
+    """JSON can contain a lone surrogate, which is not a valid path or class name."""
     good = '{"image": "images/0.png", "label": "a"}\n{"image": "images/1.png", "label": "b"}\n'
     path = refused(folder, good + '{"image": "\\ud800.png", "label": "a"}\n', "l.jsonl")
     assert "line 3: the path '\\ud800.png' is not valid Unicode" in path
@@ -255,8 +255,8 @@ def test_halves_of_characters(folder: Path) -> None:
     assert opened(folder, column, "l.jsonl").classes == ("a", "b")
 
 
-def test_every_image_with_classes_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of all pairs that would take all memory is refused before it is made."""
+def test_a_multi_label_table_that_is_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If every image has its own classes, the label table may exceed the memory: refused before it is allocated."""
     monkeypatch.setattr("vitreous.data.labels.free_memory", lambda device: 1 << 30)
     rows = "".join(f'{{"image": "images/0.png", "label": [{i}]}}\n' for i in range(30_000))
     message = refused(folder, rows, "l.jsonl")

@@ -20,7 +20,7 @@ def options(**changes: Any) -> Augmentation:
 
 
 def batch(size: int, height: int = 12, width: int = 20) -> tuple[Tensor, Tensor, Tensor]:
-    """Image i is filled with i, and is of class i: what became of either can be read off."""
+    """Return images filled with their index, of the class with that index, so that mixing is visible in both."""
     images = torch.arange(size).float()[:, None, None, None].expand(size, 3, height, width).contiguous()
     return images, torch.eye(size), random_keys.keys(5, torch.arange(size))
 
@@ -31,7 +31,7 @@ def test_beta(alpha: float) -> None:
     drawn = beta(uniform, alpha)
     assert drawn.dtype == torch.float32
     assert 0 <= drawn.min() <= drawn.max() <= 1
-    # Below a half, for float32 cannot tell what is closest to 1 from 1; the other half is its mirror image.
+    # Below one half, since float32 cannot represent values very close to 1; the other half is symmetric.
     lower = drawn[uniform < 0.5].double().numpy()
     assert stats.kstest(lower, lambda x: 2 * stats.beta(alpha, alpha).cdf(x)).pvalue > 0.01
     torch.testing.assert_close(drawn, 1 - beta(1 - uniform, alpha), atol=1e-4, rtol=0)
@@ -40,7 +40,7 @@ def test_beta(alpha: float) -> None:
     torch.testing.assert_close(beta(wanted, alpha), quantiles, atol=3e-4, rtol=0)
 
 
-def test_beta_at_the_ends() -> None:
+def test_beta_near_zero_and_one() -> None:
     ends = torch.tensor([0.0, 2.0**-24, 1 - 2.0**-24])
     for alpha in (1e-3, 0.2, 2.0, 1e6):
         drawn = beta(ends, alpha)
@@ -78,11 +78,11 @@ def test_cutmix_pastes_one_rectangle_and_counts_its_pixels() -> None:
         torch.testing.assert_close(labels[row, partner], pasted.float().mean())
         shares.append(pasted.float().mean())
     torch.testing.assert_close(labels.sum(1), torch.ones(200))
-    assert 0.25 < torch.stack(shares).mean() < 0.45  # a half, less what hangs over the edge
+    assert 0.25 < torch.stack(shares).mean() < 0.45  # one half, minus the part outside of the image
     assert torch.stack(shares).max() > 0.6
 
 
-def test_both_are_half_the_pairs_each() -> None:
+def test_mixup_and_cutmix_together_get_half_of_the_pairs_each() -> None:
     images, targets, keys = batch(600, 6, 6)
     mixed, labels = mix(images, targets, keys, options(mixup=0.8, cutmix=1.0))
     pasted = torch.stack([torch.isin(mixed[row], images[[row, row ^ 1], 0, 0, 0]).all() for row in range(600)])
@@ -92,7 +92,7 @@ def test_both_are_half_the_pairs_each() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"mixup": 0.2}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 0.5}])
-def test_an_even_micro_batch_makes_the_same_pairs(changes: dict[str, float]) -> None:
+def test_an_even_micro_batch_has_the_same_pairs(changes: dict[str, float]) -> None:
     images, targets, keys = batch(10)
     whole = mix(images, targets, keys, options(**changes))
     for begin, end in ((0, 4), (4, 10), (8, 10)):
@@ -102,7 +102,7 @@ def test_an_even_micro_batch_makes_the_same_pairs(changes: dict[str, float]) -> 
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_an_odd_last_row_is_left_alone(size: int) -> None:
+def test_an_unpaired_last_sample_is_unchanged(size: int) -> None:
     images, targets, keys = batch(size)
     mixed, labels = mix(images, targets, keys, options(mixup=0.8, cutmix=1.0))
     assert torch.equal(mixed[-1], images[-1])

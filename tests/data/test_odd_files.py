@@ -1,4 +1,4 @@
-"""Named pipes, devices, sockets and endless files in place of data: one sentence each, at once."""
+"""Named pipes, devices, sockets and endless files instead of data are refused at once with one sentence."""
 
 import io
 import os
@@ -32,7 +32,7 @@ def message(path: str) -> str:
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".npz", ".parquet", ".csv", ".tsv", ".jsonl"])
-def test_data_that_is_no_regular_file(tmp_path: Path, suffix: str) -> None:
+def test_data_that_is_not_a_regular_file(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     os.mkfifo(path)
     assert "named pipe" in limited(message, str(path), seconds=10)
@@ -58,7 +58,7 @@ def test_a_folder_with_a_pipe_and_a_device_in_it(tmp_path: Path) -> None:
     assert "4,398,046,511,104 bytes, and the limit is 1,120,000,000" in found["huge.png"]
 
 
-def test_a_manifest_that_names_a_pipe(tmp_path: Path) -> None:
+def test_a_manifest_that_refers_to_a_pipe(tmp_path: Path) -> None:
     names = [write(tmp_path / f"{i}.png", i).name for i in range(4)]
     os.mkfifo(tmp_path / "pipe.png")
     rows = [f"{name},{i % 2}\n" for i, name in enumerate([*names, "pipe.png"])]
@@ -66,14 +66,14 @@ def test_a_manifest_that_names_a_pipe(tmp_path: Path) -> None:
     assert list(limited(unreadable, str(tmp_path / "x.csv"))) == ["pipe.png"]
 
 
-def test_a_pipe_where_the_index_of_a_tar_is_kept(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_tar_index(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {f"{'ab'[i % 2]}/{i}.png": encoded(i) for i in range(4)})
     os.mkfifo(tmp_path / ".x.tar.vitreous-index.json")
     assert limited(message, str(path)) == ""
 
 
 def test_an_index_that_is_larger_than_its_tar(tmp_path: Path) -> None:
-    """It may come with the tar, from anywhere. It is not read, and a new one is made."""
+    """An index may come from an untrusted source. If it is too large, it is not read but rebuilt."""
     path = write_tar(tmp_path / "x.tar", {f"{'ab'[i % 2]}/{i}.png": encoded(i) for i in range(4)})
     index = tmp_path / ".x.tar.vitreous-index.json"
     with index.open("wb") as file:
@@ -122,18 +122,18 @@ def test_an_endless_line(tmp_path: Path) -> None:
         assert "more than 8,388,608 characters" in limited(message, str(path), memory=MEMORY)
 
 
-def test_a_small_npz_of_a_large_array(tmp_path: Path) -> None:
-    """What it claims is compared before memory is taken: with the size of the file, and with what the header says."""
+def test_a_small_npz_with_a_large_array(tmp_path: Path) -> None:
+    """Declared sizes are compared with the file size and the header before memory is allocated."""
     header = {"descr": "|u1", "fortran_order": False, "shape": (4_000_000, 32, 32)}
     path = tmp_path / "x.npz"
     _zeros(path, header, 4_096_000_000)
     assert "more than 100 times as much" in limited(message, str(path), memory=MEMORY)
-    _zeros(path, header, 1000)  # the header claims more than there is
-    assert "an array of uint8 and shape (4000000, 32, 32) in 1,000 bytes" in limited(message, str(path), memory=MEMORY)
+    _zeros(path, header, 1000)  # the header declares more than the file has
+    assert "shape (4000000, 32, 32) does not fit its 1,000 bytes" in limited(message, str(path), memory=MEMORY)
 
 
 def _zeros(path: Path, header: dict[str, object], size: int) -> None:
-    """An .npz file with an array of zeros, of which only the directory says how many there are."""
+    """Write an .npz file with an array of zeros whose size is only in the directory."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, header)  # type: ignore[no-untyped-call]
     head = stream.getvalue()
@@ -147,7 +147,7 @@ def _zeros(path: Path, header: dict[str, object], size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["map.json", "map.csv"])
-def test_other_files_that_a_user_names(tmp_path: Path, name: str) -> None:
+def test_other_files_given_by_the_user(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     os.mkfifo(path)
 

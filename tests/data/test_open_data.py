@@ -1,4 +1,4 @@
-"""Folders of images, names and mistakes: what `open_data` makes of them."""
+"""`open_data` on image folders, names and invalid input."""
 
 import os
 import pickle
@@ -54,7 +54,7 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
             assert source.content(i) == name.read_bytes()
 
 
-def test_the_split_is_settled_by_the_reading(tmp_path: Path) -> None:
+def test_split_options(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 10, "b": 10})
     assert names(open_data(tmp_path)) == names(open_data(tmp_path))
     assert names(open_data(tmp_path)) != names(open_data(tmp_path, Reading(split_seed=1)))
@@ -65,7 +65,7 @@ def test_the_split_is_settled_by_the_reading(tmp_path: Path) -> None:
     assert "val_fraction = 1" in refused(tmp_path, Reading(val_fraction=1))
 
 
-def test_a_test_split_is_set_aside(tmp_path: Path) -> None:
+def test_a_test_split_is_held_out(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 60, "b": 60})
     data = open_data(tmp_path)
     assert counts(data) == {"train": 84, "val": 18, "test": 18}
@@ -76,7 +76,7 @@ def test_a_test_split_is_set_aside(tmp_path: Path) -> None:
     assert counts(open_data(tmp_path, WHOLE)) == {"train": 120}
 
 
-def test_splits_of_its_own_are_left_alone(tmp_path: Path) -> None:
+def test_existing_splits_are_unchanged(tmp_path: Path) -> None:
     for split in ("train", "val"):
         classes(tmp_path / split, {"a": 60, "b": 60})
     data = open_data(tmp_path)
@@ -104,18 +104,18 @@ def test_folders_of_splits(tmp_path: Path, spelled: tuple[str, ...]) -> None:
     assert any("val_fraction is not used" in note for note in noted.notes)
 
 
-def test_val_is_split_off_beside_a_test_folder(tmp_path: Path) -> None:
+def test_val_is_held_out_if_there_is_only_a_test_folder(tmp_path: Path) -> None:
     classes(tmp_path / "train", {"a": 10, "b": 10})
     classes(tmp_path / "test", {"a": 3})
     assert counts(open_data(tmp_path)) == {"train": 16, "val": 4, "test": 3}
 
 
-def test_a_train_may_be_a_class(tmp_path: Path) -> None:
+def test_train_may_be_a_class(tmp_path: Path) -> None:
     classes(tmp_path, {"train": 5, "bus": 5})
     assert open_data(tmp_path).classes == ("bus", "train")
 
 
-def test_odd_names_nested_folders_and_what_is_no_image(tmp_path: Path) -> None:
+def test_unusual_names_nested_folders_and_other_files(tmp_path: Path) -> None:
     root = tmp_path / "data [1] {a,b}"
     write(root / "naïve ü" / "x.PNG", 1)
     write(root / "naïve ü" / "deep" / "er" / "y.JpEg", 2)
@@ -148,7 +148,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     assert sorted(same(data.train.image(i), 1) for i in range(4)) == [False, False, True, True]
 
 
-def test_composed_and_decomposed_letters_are_one_class(tmp_path: Path) -> None:
+def test_composed_and_decomposed_unicode_is_one_class(tmp_path: Path) -> None:
     classes(tmp_path / "train", {"caf\u00e9": 3, "tea": 3})
     classes(tmp_path / "val", {"cafe\u0301": 1})
     assert counts(open_data(tmp_path)) == {"train": 6, "val": 1}
@@ -162,7 +162,7 @@ def test_links(tmp_path: Path) -> None:
     (root / "one").mkdir(parents=True)
     (root / "one" / "x.png").symlink_to(tmp_path / "store" / "a" / "000.png")
     (root / "one" / "more").symlink_to(tmp_path / "store" / "more")
-    (root / "one" / "again").symlink_to(root / "one")  # circles, of every length
+    (root / "one" / "again").symlink_to(root / "one")  # cycles of every length
     (root / "one" / "up").symlink_to(root)
     (root / "two").symlink_to(tmp_path / "store" / "b")
     (root / "two" / "back").symlink_to(root / "two")
@@ -183,7 +183,7 @@ def test_links(tmp_path: Path) -> None:
 
 
 def test_one_folder_may_serve_two_splits(tmp_path: Path) -> None:
-    """The leak is for `describe` to find."""
+    """`describe` reports this leak."""
     classes(tmp_path / "store", {"a": 2, "b": 2})
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train").symlink_to(tmp_path / "store")
@@ -192,7 +192,7 @@ def test_one_folder_may_serve_two_splits(tmp_path: Path) -> None:
     assert counts(open_data(tmp_path / "data")) == {"train": 4, "val": 2}
 
 
-def test_mistakes_in_folders(tmp_path: Path) -> None:
+def test_invalid_folders(tmp_path: Path) -> None:
     assert "there is no such file or folder" in refused(tmp_path / "gone")
     (tmp_path / "empty").mkdir()
     assert "no images in this folder; expected a folder for each class" in refused(tmp_path / "empty")
@@ -235,7 +235,7 @@ def test_a_class_of_one_image_stays_in_train(tmp_path: Path) -> None:
     assert "only one training image of 1 class: 'a'" in data.notes
 
 
-def test_a_test_folder_without_classes_is_left_out(tmp_path: Path) -> None:
+def test_a_test_folder_without_classes_is_ignored(tmp_path: Path) -> None:
     classes(tmp_path / "train", {"a": 5, "b": 5})
     write(tmp_path / "test" / "1.png")
     data = open_data(tmp_path)
@@ -250,7 +250,7 @@ def test_grey_and_colour(tmp_path: Path) -> None:
     assert open_data(tmp_path / "grey").channels == 3
 
 
-def test_few_images_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_images_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         for i in range(300):
@@ -266,7 +266,7 @@ def test_few_images_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(opened) == IMAGES_CHECKED == 64
 
 
-def test_sources_pickle_small_and_whole(tmp_path: Path) -> None:
+def test_pickled_sources_are_small_and_complete(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 30, "b": 30})
     data = open_data(tmp_path)
     packed = pickle.dumps(data)
@@ -277,7 +277,7 @@ def test_sources_pickle_small_and_whole(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(copy.val.image(3)), np.asarray(data.val.image(3)))
 
 
-def test_strings() -> None:
+def test_packed_strings() -> None:
     texts = ["", "a", "ü漢", os.fsdecode(b"\xff"), "a" * 300]
     held = PackedStrings(texts)
     assert (list(held), held[-1], held[1:3], len(held)) == (texts, "a" * 300, ["a", "ü漢"], 5)
@@ -286,14 +286,16 @@ def test_strings() -> None:
         held[5]
 
 
-def test_names_and_wrong_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_set_names_and_misspelt_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "did you mean digits" in refused("digit")
     assert "did you mean cifar10 or cifar100?" in refused("cifar_10")
     assert "data sets that can be given by name: digits, mnist" in refused("xyzzy")
     (tmp_path / "flowers").mkdir()
     assert "did you mean flowers?" in refused("flower")
-    assert "there is no such file or folder" in refused("flowers/train")  # not a name on the hub: flowers/ is here
+    assert "there is no such file or folder" in refused(
+        "flowers/train"
+    )  # not a name on the hub: there is a folder flowers/
     (tmp_path / "model.onnx").touch()
     assert "unknown file format; expected a folder, .csv" in refused("model.onnx")
     classes(tmp_path / "pets", {"a": 3, "b": 3})
@@ -303,7 +305,7 @@ def test_names_and_wrong_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert open_data(".").name == "pets"
 
 
-def test_braces() -> None:
+def test_brace_expansion() -> None:
     assert list(expand_braces("s-{008..011}.tar")) == ["s-008.tar", "s-009.tar", "s-010.tar", "s-011.tar"]
     assert list(expand_braces("{a,b}{1..2}")) == ["a1", "a2", "b1", "b2"]
     assert list(expand_braces("plain")) == ["plain"]
@@ -311,7 +313,7 @@ def test_braces() -> None:
         list(expand_braces("{5..3}"))
 
 
-def test_an_image_that_breaks_later_is_named(tmp_path: Path) -> None:
+def test_an_image_that_becomes_unreadable_is_named(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 2, "b": 2})
     data = open_data(tmp_path, WHOLE)
     (tmp_path / "b" / "001.png").write_bytes(encoded(1)[:50])

@@ -1,4 +1,4 @@
-"""Parquet, and data sets of the `datasets` library: saved, loaded, and out of reach."""
+"""Parquet files, and data sets of the `datasets` library: saved, loaded, and unavailable."""
 
 import gc
 import io
@@ -32,7 +32,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parquet(path: Path, numbers: range, group: int = 4, **columns: Any) -> Path:
-    """Images as Hugging Face keeps them, unless other columns are given; the label is the number modulo 3."""
+    """Write images in the format of Hugging Face, unless other columns are given; the label is the index modulo 3."""
     columns.setdefault("image", [{"bytes": encoded(i), "path": f"{i}.png"} for i in numbers])
     columns.setdefault("label", [i % 3 for i in numbers])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def refused(path: object, reading: Reading = WHOLE) -> str:
     return str(caught.value)
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_one_file(tmp_path: Path) -> None:
     data = open_data(parquet(tmp_path / "set.parquet", range(10)), WHOLE)
     assert (data.name, data.classes, data.channels) == ("set", ("0", "1", "2"), 3)
     assert agrees(data, range(10))
@@ -83,7 +83,7 @@ def test_a_folder_with_splits(tmp_path: Path) -> None:
     assert data.train.name(6).endswith("train-00001-of-00002.parquet[1]")
 
 
-def test_labels_of_every_kind(tmp_path: Path) -> None:
+def test_label_types(tmp_path: Path) -> None:
     named = open_data(parquet(tmp_path / "n.parquet", range(3), label=["cat", "ant", "cat"]), WHOLE)
     assert (named.classes, named.train.labels.tolist()) == (("ant", "cat"), [1, 0, 1])
     several = open_data(parquet(tmp_path / "s.parquet", range(3), label=[["a", "b"], [], ["b"]]), WHOLE)
@@ -114,17 +114,17 @@ def test_class_names_of_hugging_face(tmp_path: Path) -> None:
     assert same(data.train.image(3), 3)
 
 
-AS_TEXT = sorted(map(str, range(12)))  # "0", "1", "10", "11", "2"...: how `datasets` names classes after folders
+AS_TEXT = sorted(map(str, range(12)))  # "0", "1", "10", "11", "2"...: the order of `datasets` for folder names
 
 
 def counted(labels: list[Any], feature: Any, numbers: range = range(12)) -> Any:
-    """A data set whose labels are indices into names that look like numbers."""
+    """Return a data set whose labels are indices into names that are numbers."""
     held = {"image": [{"bytes": encoded(i), "path": None} for i in numbers], "label": labels}
     return datasets.Dataset.from_dict(held, datasets.Features({"image": datasets.Image(), "label": feature}))
 
 
 @pytest.mark.parametrize("kind", ["saved", "saved with splits", "parquet", "several in parquet", "several saved"])
-def test_a_number_is_an_index_also_where_names_are_numbers(tmp_path: Path, kind: str) -> None:
+def test_an_integer_label_is_an_index_even_if_names_are_numbers(tmp_path: Path, kind: str) -> None:
     feature, labels = datasets.ClassLabel(names=AS_TEXT), list(range(12))
     several = "several" in kind
     rows = counted([[i] for i in labels], datasets.List(feature)) if several else counted(labels, feature)
@@ -137,11 +137,11 @@ def test_a_number_is_an_index_also_where_names_are_numbers(tmp_path: Path, kind:
     assert data.classes == tuple(AS_TEXT)
     for source in data.splits.values():
         found = source.labels.int().argmax(1) if several else source.labels
-        assert found.tolist() == labels  # label 2 is the third class, which is called "10"
+        assert found.tolist() == labels  # label 2 is the third class, whose name is "10"
 
 
-def test_folders_that_datasets_names(tmp_path: Path) -> None:
-    """The same images, as folders and as what `datasets` makes of them, are of the same classes."""
+def test_folders_have_the_same_classes_as_in_datasets(tmp_path: Path) -> None:
+    """The same images have the same classes as folders and as loaded by `datasets`."""
     for i in range(12):
         write(tmp_path / "folders" / str(i) / "image.png", i)
     rows = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "folders"), split="train")
@@ -153,8 +153,8 @@ def test_folders_that_datasets_names(tmp_path: Path) -> None:
             assert same(data.train.image(i), int(data.classes[data.train.labels[i]]))
 
 
-def test_pyarrow_without_names(tmp_path: Path) -> None:
-    """Whole numbers without a list of names are their own names, of any type that holds whole numbers."""
+def test_integer_labels_without_class_names(tmp_path: Path) -> None:
+    """Integers of any type are used as class names if there is no list of names."""
     for i, kind in enumerate((pa.int8(), pa.uint64(), pa.float32(), pa.dictionary(pa.int8(), pa.int64()))):
         column = pa.array([2, 10, 0, 10]).cast(kind) if i < 3 else pa.array([2, 10, 0, 10]).dictionary_encode()
         data = open_data(parquet(tmp_path / f"{i}.parquet", range(4), label=column), WHOLE)
@@ -163,8 +163,8 @@ def test_pyarrow_without_names(tmp_path: Path) -> None:
     assert (texts.classes, texts.train.labels.tolist()) == (("0", "2", "10"), [1, 2, 0, 2])
 
 
-def test_names_of_splits_that_differ(tmp_path: Path) -> None:
-    """A number would mean one class in train and another in test."""
+def test_splits_with_different_class_names(tmp_path: Path) -> None:
+    """The same integer would mean different classes in train and test."""
     parts = {"train": ["a", "b"], "test": ["b", "a"]}
     held = {split: counted([0, 1], datasets.ClassLabel(names=names), range(2)) for split, names in parts.items()}
     datasets.DatasetDict(held).save_to_disk(tmp_path / "saved")
@@ -183,7 +183,7 @@ def test_splits_without_the_column(tmp_path: Path) -> None:
 
 
 def test_lists_in_one_split_only(tmp_path: Path) -> None:
-    """One label is a list of one."""
+    """A single label counts as a list of one."""
     parquet(tmp_path / "d" / "train.parquet", range(3), label=[["cat", "dog"], ["dog"], []])
     parquet(tmp_path / "d" / "test.parquet", range(2), label=["dog", "cat"])
     data = open_data(tmp_path / "d", WHOLE)
@@ -192,7 +192,7 @@ def test_lists_in_one_split_only(tmp_path: Path) -> None:
     assert data.test.labels.tolist() == [[False, True], [True, False]]
 
 
-def test_row_groups_are_kept_within_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_row_groups_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_data(parquet(tmp_path / "g.parquet", range(12), 3), WHOLE).train
     assert isinstance(source, parquet_module.ParquetSource)
     read = []
@@ -280,17 +280,17 @@ def test_a_folder_that_load_dataset_understands(tmp_path: Path) -> None:
     assert data.classes == ("a", "b")
     assert {name: len(held) for name, held in data.splits.items()} == {"train": 6, "test": 2}
     assert same(data.train.image(3), 3)
-    gc.collect()  # now, so that what the library left open is found here and not in another test
+    gc.collect()  # now, so that files left open by the library are reported here and not in another test
 
 
-def test_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "not in the cache of the datasets library" in refused("hf://nobody/nothing")
     assert "there is no such folder; as a Hugging Face data set: not in the cache" in refused("nobody/nothing")
     assert "expected hf://owner/name" in refused("hf://nothing")
 
 
-def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = parquet(tmp_path / "set.parquet", range(3))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert 'this needs pyarrow: pip install "vitreous[data]"' in refused(path)
@@ -298,8 +298,8 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("column", ["bytes", "struct", "label"])
-def test_values_that_are_stored_once_are_read_once(tmp_path: Path, column: str) -> None:
-    """A few kilobytes that say a value of 8 MB four hundred times."""
+def test_repeated_values_take_memory_once(tmp_path: Path, column: str) -> None:
+    """A file of a few kilobytes that repeats a value of 8 MB four hundred times."""
     rows, large = 400, bytes(8 << 20)
     once = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([encoded(0) + large]))
     texts = pa.array([large.decode() + "a", large.decode() + "b"])

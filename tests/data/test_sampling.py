@@ -1,4 +1,4 @@
-"""The order of training: every image once in an epoch, and any stretch of it by its position alone."""
+"""The order of training images: each once per epoch, and every part depends only on its position."""
 
 import pickle
 
@@ -18,7 +18,7 @@ def test_every_epoch_has_every_image_once(images: int) -> None:
         assert sorted(part.tolist()) == list(range(images))
 
 
-def test_the_order_is_another_in_each_epoch_and_for_each_seed() -> None:
+def test_the_order_differs_between_epochs_and_seeds() -> None:
     orders = [
         tuple(TrainingSampler(50, seed).indices(50 * e, 50 * e + 50).tolist()) for seed in range(5) for e in range(5)
     ]
@@ -27,7 +27,7 @@ def test_the_order_is_another_in_each_epoch_and_for_each_seed() -> None:
 
 
 def test_the_order_is_random() -> None:
-    """Where an image comes in an epoch says nothing about where it comes in the next."""
+    """The position of an image in one epoch does not predict its position in the next."""
     stream = TrainingSampler(5000, 0)
     places = [stream.indices(e * 5000, (e + 1) * 5000).argsort().double() for e in range(3)]
     for one, two in ((places[0], places[1]), (places[1], places[2]), (places[0], torch.arange(5000.0).double())):
@@ -35,7 +35,7 @@ def test_the_order_is_random() -> None:
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_any_stretch_is_cut_from_one_sequence(balanced: bool) -> None:
+def test_any_part_equals_that_of_the_whole_sequence(balanced: bool) -> None:
     classes = torch.arange(13) % 3 if balanced else None
     whole = TrainingSampler(13, 1, classes).indices(0, 78)
     stream = TrainingSampler(13, 1, classes)
@@ -44,8 +44,8 @@ def test_any_stretch_is_cut_from_one_sequence(balanced: bool) -> None:
             assert torch.equal(stream.indices(start, stop), whole[start:stop]), (start, stop)
 
 
-def test_batches_straddle_epochs() -> None:
-    """Nothing is left out at the end of an epoch, and nothing is short."""
+def test_batches_may_span_epochs() -> None:
+    """No image is omitted at the end of an epoch, and no batch is smaller."""
     stream = TrainingSampler(10, 0)
     batches = [stream.indices(step * 4, step * 4 + 4) for step in range(5)]
     assert all(len(batch) == 4 for batch in batches)
@@ -58,10 +58,10 @@ def test_a_batch_of_several_epochs() -> None:
     assert many.bincount().tolist() == [7, 7, 7]
 
 
-def test_a_copy_goes_on_in_the_same_way() -> None:
+def test_a_pickled_copy_continues_identically() -> None:
     for classes in (None, torch.arange(20) % 4):
         stream = TrainingSampler(20, 5, classes)
-        stream.indices(0, 30)  # with something remembered
+        stream.indices(0, 30)  # with a cached permutation
         copy = pickle.loads(pickle.dumps(stream))
         assert torch.equal(copy.indices(10, 90), stream.indices(10, 90))
 
@@ -84,7 +84,7 @@ def labels(counts: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("counts", UNEQUAL)
-def test_classes_have_equal_parts_of_every_epoch(counts: list[int]) -> None:
+def test_classes_have_equal_shares_of_every_epoch(counts: list[int]) -> None:
     classes = labels(counts)
     images = len(classes)
     stream = TrainingSampler(images, 0, classes)
@@ -96,7 +96,7 @@ def test_classes_have_equal_parts_of_every_epoch(counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("counts", UNEQUAL)
-def test_small_classes_are_used_up_in_every_epoch(counts: list[int]) -> None:
+def test_all_images_of_small_classes_are_in_every_epoch(counts: list[int]) -> None:
     classes = labels(counts)
     images, share = len(classes), len(classes) // len(counts)
     stream = TrainingSampler(images, 0, classes)
@@ -107,10 +107,10 @@ def test_small_classes_are_used_up_in_every_epoch(counts: list[int]) -> None:
             if count <= share:
                 assert len(of_class.unique()) == count
             else:
-                assert len(of_class.unique()) == len(of_class)  # none of a large class twice
+                assert len(of_class.unique()) == len(of_class)  # no image of a large class twice
 
 
-def test_large_classes_are_all_seen_in_time() -> None:
+def test_all_images_of_large_classes_are_used_eventually() -> None:
     classes = labels([90, 10])
     seen = TrainingSampler(100, 0, classes).indices(0, 2000)
     assert len(seen.unique()) == 100
@@ -130,6 +130,6 @@ def test_class_numbers_may_have_gaps() -> None:
     ]
 
 
-def test_several_labels_cannot_be_balanced() -> None:
+def test_multi_label_data_cannot_be_balanced() -> None:
     with pytest.raises(VitreousError, match="balanced"):
         TrainingSampler(4, 0, torch.ones(4, 3, dtype=torch.bool))

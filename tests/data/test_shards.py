@@ -1,4 +1,4 @@
-"""Tar shards: read by offset, indexed once, in several processes."""
+"""Tar shards: indexed once, and read by offset in several processes."""
 
 import errno
 import gc
@@ -36,7 +36,7 @@ WHOLE = Reading(val_fraction=0)
 
 
 def web(path: Path, numbers: range, label: str = "cls") -> Path:
-    """WebDataset's form; the label of an image is its number modulo 3."""
+    """Write a tar in WebDataset's format; the label of an image is its index modulo 3."""
     members = {}
     for i in numbers:
         members[f"{i:05}.png"] = encoded(i)
@@ -57,7 +57,7 @@ def agrees(data: DataSet, numbers: range) -> bool:
 
 
 @pytest.mark.parametrize("label", ["cls", "txt", "json"])
-def test_labels_beside_the_images(tmp_path: Path, label: str) -> None:
+def test_labels_in_files_next_to_the_images(tmp_path: Path, label: str) -> None:
     data = open_data(web(tmp_path / "s.tar", range(9), label), WHOLE)
     assert (data.name, data.classes, len(data.train)) == ("s", ("0", "1", "2"), 9)
     assert agrees(data, range(9))
@@ -65,7 +65,7 @@ def test_labels_beside_the_images(tmp_path: Path, label: str) -> None:
     assert data.train.content(4) == encoded(4)
 
 
-def test_labels_written_in_several_ways(tmp_path: Path) -> None:
+def test_label_formats(tmp_path: Path) -> None:
     members = {"0.png": encoded(0), "0.cls": b"3", "1.png": encoded(1), "1.json": b'{"label": 3}'}
     path = write_tar(tmp_path / "s.tar", members)
     assert f"labels of different types ('3' at {path}:0.png, 3 at {path}:1.png)" in refused(path)
@@ -94,7 +94,7 @@ def test_a_folder_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_shards_of_splits(tmp_path: Path) -> None:
-    folder = tmp_path / "train and test"  # of the folder's own name nothing is concluded
+    folder = tmp_path / "train and test"  # the name of the folder itself is not used
     folder.mkdir()
     web(folder / "birds_train-0.tar", range(6))
     web(folder / "birds_train-1.tar", range(6, 12))
@@ -104,7 +104,7 @@ def test_shards_of_splits(tmp_path: Path) -> None:
     assert {name: len(source) for name, source in data.splits.items()} == {"train": 12, "val": 3, "test": 2}
     assert data.split == "val shards"
     assert agrees(data, range(12))
-    alone = open_data(folder / "birds_val.tar", WHOLE)  # alone, it is all there is
+    alone = open_data(folder / "birds_val.tar", WHOLE)  # the only file is used for training
     assert len(alone.train) == 3
     assert alone.notes[0] == "birds_val.tar is the only file: used for training in spite of its name"
     web(folder / "more.tar", range(2))
@@ -127,13 +127,13 @@ def test_folders_in_tars(tmp_path: Path) -> None:
     assert same(data.val.image(1), 5)
 
 
-def test_names_that_are_long_and_odd(tmp_path: Path) -> None:
+def test_long_and_unusual_names(tmp_path: Path) -> None:
     members = {f"{'long ' * 60}/ü漢.png": encoded(0), "b/x.y.png": encoded(1)}
     data = open_data(write_tar(tmp_path / "odd.tar", members), WHOLE)
     assert sorted(data.train.name(i).partition(":")[2] for i in range(2)) == sorted(members)
 
 
-def test_several_labels(tmp_path: Path) -> None:
+def test_multi_label(tmp_path: Path) -> None:
     members = {
         "0.png": encoded(0),
         "0.json": b'{"labels": ["a", "b"]}',
@@ -148,7 +148,7 @@ def index_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.vitreous-index.json")
 
 
-def test_the_index_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = web(tmp_path / "s.tar", range(6))
     made = []
     make = tar_index._build_index
@@ -156,7 +156,7 @@ def test_the_index_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for _ in range(3):
         assert agrees(open_data(path, WHOLE), range(6))
     assert len(made) == 1
-    assert [p.name for p in tmp_path.iterdir() if p != path] == [index_of(path).name]  # and no draft is left
+    assert [p.name for p in tmp_path.iterdir() if p != path] == [index_of(path).name]  # and no temporary file is left
     web(path, range(9))
     os.utime(path, ns=(1, time.time_ns() + 10**9))
     assert agrees(open_data(path, WHOLE), range(9))
@@ -166,7 +166,7 @@ def test_the_index_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "damage", ["", "{", "[]", "null", '{"version": 1}', "cut", "huge", "text"], ids=lambda damage: damage or "empty"
 )
-def test_a_damaged_index_is_made_anew(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_index_is_rebuilt(tmp_path: Path, damage: str) -> None:
     path = web(tmp_path / "s.tar", range(6))
     open_data(path, WHOLE)
     whole = index_of(path).read_text()
@@ -182,7 +182,7 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path, damage: str) -> None:
     assert index_of(path).read_text() == whole
 
 
-def test_where_nothing_may_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = web(tmp_path / "s.tar", range(6))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     make = tar_index.tempfile.mkstemp
@@ -200,7 +200,7 @@ def test_where_nothing_may_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert agrees(open_data(path, WHOLE), range(6))
 
 
-def test_cut_short_and_damaged(tmp_path: Path) -> None:
+def test_truncated_and_damaged_tars(tmp_path: Path) -> None:
     path = web(tmp_path / "s.tar", range(20))
     whole = path.read_bytes()
     bodies = [i * 512 for i in range(len(whole) // 512)]
@@ -220,7 +220,7 @@ def test_cut_short_and_damaged(tmp_path: Path) -> None:
         assert "decompress it to a plain .tar first" in refused(tmp_path / name)
 
 
-def test_labels_that_are_missing(tmp_path: Path) -> None:
+def test_missing_labels(tmp_path: Path) -> None:
     members = {"0.png": encoded(0), "0.cls": b"0", "1.png": encoded(1)}
     assert "1.png has no label: no 1.cls, .json or .txt" in refused(write_tar(tmp_path / "s.tar", members))
     assert "images without a class folder and without a label file" in refused(
@@ -233,7 +233,7 @@ def _read(source: Source, numbers: list[int], results: "multiprocessing.Queue[bo
 
 
 @pytest.mark.skipif(os.name != "posix", reason="forks")
-def test_in_threads_forks_and_copies(tmp_path: Path) -> None:
+def test_reading_in_threads_forks_and_pickled_copies(tmp_path: Path) -> None:
     data = open_data(web(tmp_path / "s.tar", range(60)), WHOLE)
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda i: same(data.train.image(i), i), list(range(60)) * 4))
@@ -276,7 +276,7 @@ def test_more_shards_than_a_process_may_open(tmp_path: Path) -> None:
     assert descriptors < 40
 
 
-def test_descriptors_are_given_back(tmp_path: Path) -> None:
+def test_file_descriptors_are_closed(tmp_path: Path) -> None:
     for shard in range(20):
         web(tmp_path / f"s{shard:02}.tar", range(2 * shard, 2 * shard + 2))
     gc.collect()
@@ -294,8 +294,8 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
 
 
 def exhausted(folder: str) -> tuple[str, str]:
-    """What is said when no more files can be opened: of the folder, and of one image."""
-    data: DataSet = pickle.loads(pickle.dumps(open_data(folder, WHOLE)))  # a copy has no files open
+    """Return the errors of opening a folder and of reading an image when no more files can be opened."""
+    data: DataSet = pickle.loads(pickle.dumps(open_data(folder, WHOLE)))  # a pickled copy has no open files
     held = []
     with suppress(OSError):
         while True:
@@ -312,7 +312,7 @@ def exhausted(folder: str) -> tuple[str, str]:
     return told[0], told[1] if told[1] == told[2] else f"{told[1]} / {told[2]}"
 
 
-def test_too_many_open_files_is_no_unreadable_image(tmp_path: Path) -> None:
+def test_too_many_open_files_is_not_an_unreadable_image(tmp_path: Path) -> None:
     for place, name in enumerate("aabb"):
         write(tmp_path / "folder" / name / f"{place}.png", place)
     web(tmp_path / "s.tar", range(4))
@@ -323,7 +323,7 @@ def test_too_many_open_files_is_no_unreadable_image(tmp_path: Path) -> None:
 
 
 class Failing(EncodedSource):
-    """A disk that fails at one image, and another image that is only damaged."""
+    """A source on a disk that fails at one image; another image is only damaged."""
 
     def __init__(self) -> None:
         self.labels = torch.zeros(6, dtype=torch.int64)
@@ -338,13 +338,13 @@ class Failing(EncodedSource):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_failing_disk_ends_a_scan(workers: int) -> None:
+def test_a_failing_disk_stops_a_scan(workers: int) -> None:
     with pytest.raises(SystemFaultError, match=r"^image 4: cannot be read: the system reports an error \(Input/output"):
         scan_images(Failing(), DecodeCheck(), 3, workers, torch.device("cpu"), lambda images: None)
 
 
 def sparse_tar(path: Path, kind: str) -> Path:
-    """As GNU tar writes a BMP with a hole in it: the zeros are not stored."""
+    """Write a tar with a sparse BMP, as GNU tar does: the zeros are not stored."""
     name, image = "b/hole.bmp", bytearray(encoded(1, "BMP", height=64, width=64))
     image[1024:9216] = bytes(8192)
     spans = [(0, 1024), (9216, len(image) - 9216)]
@@ -383,14 +383,14 @@ def test_a_sparse_image(tmp_path: Path, kind: str) -> None:
     path = sparse_tar(tmp_path / "s.tar", kind)
     with tarfile.open(path) as tar:
         whole = tar.extractfile("b/hole.bmp").read()
-    for _ in range(2):  # from the tar, then by the index that is kept
+    for _ in range(2):  # from the tar, then from the saved index
         data = open_data(path, WHOLE)
         (index,) = (i for i in range(len(data.train)) if data.train.name(i).endswith("hole.bmp"))
         assert data.train.content(index) == whole
         assert data.train.image(index).size == (64, 64)
 
 
-def test_drafts_of_killed_processes_are_removed(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     left = tmp_path / f".vitreous-index-abc.{int(dead.stdout)}.tmp"
     mine = tmp_path / f".vitreous-index-def.{os.getpid()}.tmp"

@@ -1,4 +1,4 @@
-"""Workers and /dev/shm: too small, full, read-only. Batches are the same, and one note says what to do."""
+"""Workers with a small, full or read-only /dev/shm: batches are the same, and one note gives advice."""
 
 import os
 import warnings
@@ -29,7 +29,7 @@ def files(tmp_path: Path) -> FileSource:
 
 
 def loaded(files: FileSource, workers: int) -> list[str]:
-    """Everything that is decoded, as digests."""
+    """Return digests of all decoded batches."""
     size = (224, 224)
     crop = RandomResizedCrop(size, 3, Augmentation(crop=0.5, aspect=1.5, flip=True))
     train = TrainLoader(files, TrainingSampler(8, 0), ScanResult({}), crop, 24, 0, workers, CPU)
@@ -47,7 +47,7 @@ def noted(
     if not mount_shared_memory(size, read_only):
         return None
     if fill:
-        with Path("/dev/shm/full").open("wb") as file:  # up to the last MiB, of which queues need some pages
+        with Path("/dev/shm/full").open("wb") as file:  # except for the last MiB, since queues need some pages
             os.posix_fallocate(file.fileno(), 0, (int(size[:-1]) - 1) << 20)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
@@ -64,7 +64,7 @@ def noted(
     ],
     ids=["small", "full", "read-only"],
 )
-def test_little_shared_memory(files: FileSource, settings: tuple[object, ...], note: str) -> None:
+def test_too_little_shared_memory(files: FileSource, settings: tuple[object, ...], note: str) -> None:
     expected = loaded(files, 0)
     answer = limited(noted, files, *settings, seconds=60)
     if answer is None:
@@ -77,12 +77,12 @@ def test_little_shared_memory(files: FileSource, settings: tuple[object, ...], n
 
 
 def test_few_open_files(files: FileSource) -> None:
-    """Tensors in shared memory take open files: where there are few, none are needed."""
+    """Tensors in shared memory need open files; with a low limit, pipes are used."""
     expected = loaded(files, 0)
     assert limited(loaded, files, 2, seconds=60, files=48) == expected
 
 
-def test_with_enough_of_it_there_is_no_note(files: FileSource) -> None:
+def test_no_note_if_there_is_enough_shared_memory(files: FileSource) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loaded(files, 2) == loaded(files, 0)

@@ -1,4 +1,4 @@
-"""The split is fair to every class, and nothing but labels, fraction and seed has a say in it."""
+"""Splits are stratified and depend only on labels, fraction and seed."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def shares(labels: Tensor, fraction: float, seed: int = 0) -> list[int]:
     return torch.bincount(labels[val], minlength=int(labels.max()) + 1).tolist()
 
 
-def test_each_class_gives_its_share() -> None:
+def test_each_class_contributes_its_share() -> None:
     assert shares(labels_of(100, 50, 10), 0.1) == [10, 5, 1]
     assert shares(labels_of(1000, 10), 0.2) == [200, 2]
     assert sum(shares(labels_of(*[4] * 10), 0.2)) == 8
@@ -46,12 +46,12 @@ def test_any_classes(counts: list[int], fraction: float, seed: int) -> None:
     assert torch.equal(again[1], val)
 
 
-def test_other_classes_have_no_say() -> None:
-    """Which images of a class are chosen depends on their order among themselves."""
+def test_the_draw_does_not_depend_on_other_classes() -> None:
+    """Which images of a class are held out depends only on their order within the class."""
     torch.manual_seed(5)
     labels = torch.randint(0, 4, (400,))
     mixed = torch.cat([labels, labels_of(100, 100, 100, 100)])
-    order = torch.argsort(mixed, stable=True)  # all images, sorted by class: the order within each is kept
+    order = torch.argsort(mixed, stable=True)  # sorted by class: the order within each class is the same
     _, val = stratified_split(mixed, 0.25, 3)
     _, val_sorted = stratified_split(mixed[order], 0.25, 3)
     assert set(order[val_sorted].tolist()) == set(val.tolist())
@@ -69,7 +69,7 @@ def test_seeds() -> None:
     assert often.max() < 120
 
 
-def test_single_images_stay() -> None:
+def test_single_images_remain_in_train() -> None:
     train, val = stratified_split(labels_of(1, 1, 2), 0.5, 0)
     assert {0, 1} <= set(train.tolist())
     assert len(val) == 1
@@ -77,7 +77,7 @@ def test_single_images_stay() -> None:
     assert (len(train), len(val)) == (3, 0)
 
 
-def test_nothing_aside() -> None:
+def test_fraction_zero() -> None:
     for labels in (labels_of(5, 5), torch.ones(10, 2, dtype=torch.bool)):
         train, val = stratified_split(labels, 0, 0)
         assert train.tolist() == list(range(10))
@@ -85,12 +85,12 @@ def test_nothing_aside() -> None:
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, 7, float("nan")])
-def test_fractions_that_are_none(fraction: float) -> None:
+def test_invalid_fractions(fraction: float) -> None:
     with pytest.raises(VitreousError, match="val_fraction"):
         stratified_split(labels_of(5, 5), fraction, 0)
 
 
-def test_several_labels() -> None:
+def test_multi_label() -> None:
     generator = torch.Generator().manual_seed(0)
     rates = torch.tensor([0.5, 0.2, 0.05, 0.01])
     labels = torch.rand(2000, 4, generator=generator) < rates
@@ -108,11 +108,11 @@ def test_several_labels() -> None:
     assert len(stratified_split(rare, 0.5, 0)[1]) == 15
 
 
-def test_usual_fractions() -> None:
+def test_default_fractions() -> None:
     assert [default_fraction(n) for n in (2, 1000, 1001, 50_000, 50_001)] == [0.2, 0.2, 0.1, 0.1, 0.05]
 
 
-def test_a_million_images_take_no_time() -> None:
+def test_a_million_images_are_split_fast() -> None:
     labels = torch.randint(0, 1000, (1_000_000,))
     train, val = stratified_split(labels, 0.05, 0)
     assert (len(train), len(val)) == (950_000, 50_000)
@@ -135,7 +135,7 @@ def test_three_splits_share_no_image(counts: list[int], val: float | None, test:
         assert one.equal(again)
 
 
-def test_a_test_split_where_there_are_enough_images() -> None:
+def test_a_test_split_needs_enough_images() -> None:
     sizes = {
         n: [len(part) for part in train_val_test_split(labels_of(n // 2, n // 2), None, None, 0)]
         for n in (98, 240, 20_000)

@@ -24,7 +24,7 @@ def test_counts_sizes_and_balance(tmp_path: Path) -> None:
         write(tmp_path / "train" / "a" / f"{i}.png", i, height=height, width=width)
     classes(tmp_path / "train", {"b": 2}, height=40, width=40, channels=1)
     classes(tmp_path / "val", {"b": 1}, height=6, width=7)
-    write(tmp_path / "val" / "b" / "x.jpg", 9, height=100, width=300)  # a JPEG is measured whole
+    write(tmp_path / "val" / "b" / "x.jpg", 9, height=100, width=300)  # the full size of a JPEG
     calls: list[int] = []
     found = describe(open_data(tmp_path), progress=lambda: calls.append(1))
     assert (found.name, found.classes, found.channels) == (tmp_path.name, ("a", "b"), 3)
@@ -44,7 +44,7 @@ def test_counts_sizes_and_balance(tmp_path: Path) -> None:
     json.dumps(found.to_json())
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_images_are_named(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 3, "b": 3})
     (tmp_path / "a" / "bad.jpg").write_bytes(b"text")
     (tmp_path / "b" / "cut.jpg").write_bytes(encoded(1, "JPEG", height=64, width=64)[:1500])
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert found.grey == 0
 
 
-def test_copies_and_leaks(tmp_path: Path) -> None:
+def test_duplicates_and_leaks(tmp_path: Path) -> None:
     classes(tmp_path / "train", {"a": 4, "b": 4})
     classes(tmp_path / "val", {"c": 0})
     classes(tmp_path / "test", {"b": 0})
@@ -81,7 +81,7 @@ def test_copies_and_leaks(tmp_path: Path) -> None:
     assert all(copies.classes_differ for copies in found.copies)
 
 
-def test_copies_in_every_kind_of_data(tmp_path: Path) -> None:
+def test_duplicates_in_every_data_format(tmp_path: Path) -> None:
     images = np.stack([pixels(i) for i in (0, 1, 0, 2, 3, 3)])
     np.savez(tmp_path / "x.npz", images=images, labels=[0, 1, 0, 1, 0, 1])
     found = describe(open_data(tmp_path / "x.npz", WHOLE))
@@ -100,7 +100,7 @@ def test_copies_in_every_kind_of_data(tmp_path: Path) -> None:
     assert bad.reason == "not an image, or not a supported format"
 
 
-def test_several_labels(tmp_path: Path) -> None:
+def test_multi_label(tmp_path: Path) -> None:
     images = np.stack([pixels(i, channels=1) for i in range(4)])
     np.savez(tmp_path / "x.npz", images=images, labels=[[1, 1, 0], [0, 1, 0], [0, 0, 0], [1, 1, 1]])
     data = open_data(tmp_path / "x.npz", WHOLE)
@@ -136,7 +136,7 @@ def test_a_sheet_of_small_images_shows_their_pixels(tmp_path: Path) -> None:
     assert (last[..., 0] == enlarged).all((1, 2)).any()
 
 
-def test_a_sheet_of_anything(tmp_path: Path) -> None:
+def test_a_sheet_of_unusual_images(tmp_path: Path) -> None:
     names = {"猫 and 犬": 2, "a\x1b[31m name " + "that goes on " * 12: 9, "ж": 1}
     for i, (name, count) in enumerate(names.items()):
         for j in range(count):

@@ -1,4 +1,4 @@
-"""The page of an inspection, in a real browser: what is drawn and read is what the arrays say."""
+"""The inspection page in a real browser: it shows the values of the arrays."""
 
 import base64
 import io
@@ -94,7 +94,7 @@ def unpacked(html: str, name: str) -> bytes:
     return zlib.decompress(base64.b64decode(found[1]))
 
 
-def test_numbers_survive_the_packing() -> None:
+def test_packed_values_are_accurate() -> None:
     one = shown()
     assert one.attention is not None
     data = unpacked(render_inspection_page(inspection(one)), "attention-data-0")
@@ -105,7 +105,7 @@ def test_numbers_survive_the_packing() -> None:
     assert (abs(largest * (codes / 255.0) ** 2 - one.attention) <= largest / 250).all()
 
 
-def test_the_same_page_twice(tmp_path: Path) -> None:
+def test_the_page_is_deterministic(tmp_path: Path) -> None:
     page = inspection(shown(0), shown(1))
     write_inspection_page(tmp_path / "index.html", page)
     assert (tmp_path / "index.html").read_text("utf-8") == render_inspection_page(page)
@@ -113,7 +113,7 @@ def test_the_same_page_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", [32, 100])
-def test_pictures_are_those_given(side: int) -> None:
+def test_images_are_embedded_unchanged(side: int) -> None:
     ramp = np.linspace(0, 255, side).astype(np.uint8)
     pixels = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], np.uint8(90)), -1)
     html = render_inspection_page(inspection(shown(pixels=pixels)))
@@ -137,7 +137,7 @@ def test_pictures_are_those_given(side: int) -> None:
         ({"depth": np.zeros((3, 3), np.float32)}, r"depth of shape \(3, 3\) cannot be shown; expected \(4, 3\)"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_inconsistent_arrays_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(VitreousError, match=r"picture 0\.png: " + words):
         write_inspection_page(tmp_path / "index.html", inspection(shown(**changes)))
     assert not list(tmp_path.iterdir())
@@ -151,7 +151,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Opens a page; at the end, nothing may have been complained of or asked of the network."""
+    """Open a page. Afterwards there must be no console message, error or network request."""
     said: list[str] = []
     contexts: list[Any] = []
 
@@ -227,11 +227,11 @@ def percentage(words: str) -> float:
 
 
 def near(read_value: float, value: float, largest: float) -> bool:
-    """Within a step of the coding and two digits."""
+    """Whether a value is equal up to the precision of the encoding and two digits."""
     return bool(abs(read_value - value) <= largest / 250 + 0.05 * value + 1e-5)
 
 
-def test_clicking_a_patch_changes_maps_and_reading(opened: Open) -> None:
+def test_clicking_a_patch_changes_maps_and_text(opened: Open) -> None:
     one = shown()
     assert one.attention is not None
     tab = opened(inspection(one))
@@ -245,12 +245,12 @@ def test_clicking_a_patch_changes_maps_and_reading(opened: Open) -> None:
     row = one.attention[2, :, 1 + 1 * 6 + 4].mean(0)
     shares = [float(number) / 100 for number in re.findall(r"([\d.]+)%", words)]
     assert shares == pytest.approx([row[1:].sum(), row[0]], abs=0.01)
-    click(tab, "#similarity-map", (3, 0))  # the maps below choose as well
+    click(tab, "#similarity-map", (3, 0))  # the maps below also select a patch
     assert "from the patch at row 4, column 1." in tab.inner_text("#reading")
 
 
 @pytest.mark.parametrize("cell", [(0, 0), (3, 5), (2, 3)])
-def test_values_under_the_pointer_are_those_of_the_arrays(opened: Open, cell: tuple[int, int]) -> None:
+def test_values_under_the_pointer_equal_the_arrays(opened: Open, cell: tuple[int, int]) -> None:
     one = shown()
     assert one.attention is not None
     assert one.rollout is not None
@@ -290,7 +290,7 @@ def test_colours_follow_the_values(opened: Open) -> None:
         return [...Array(24).keys()].map((i) => weights.reduce((sum, w, c) => sum + w * pixels[4 * i + c], 0));
     }""")
     ordered = np.asarray(light)[np.argsort(row)]
-    assert (np.diff(ordered) >= -1.5).all()  # a ramp of light, also in grey
+    assert (np.diff(ordered) >= -1.5).all()  # lightness increases monotonically
     assert ordered[0] < 20
     assert ordered[-1] > 200
     assert percentage(tab.locator("#attention-scale span").last.inner_text()) == pytest.approx(row.max(), rel=0.06)
@@ -319,7 +319,7 @@ def test_layer_head_token_image_and_class(opened: Open) -> None:
     tab.click("#tokens [data-token='1']")
     step({"attention", "rollout"}, "from register 1")
     tab.click("#tokens [data-token='patch']")
-    step({"attention", "rollout", "relevance"}, "from the patch at row 3, column 4")  # on relevance, its outline
+    step({"attention", "rollout", "relevance"}, "from the patch at row 3, column 4")  # the outline on the relevance map
     tab.click("#tokens [data-token='0']")
     step({"attention", "rollout", "relevance"}, "from the class token")
     tab.click("#classes button >> nth=2")
@@ -333,7 +333,7 @@ def test_layer_head_token_image_and_class(opened: Open) -> None:
     assert tab.inner_html("#depth") != depth
 
 
-def test_strength_and_lift_change_what_is_drawn(opened: Open) -> None:
+def test_overlay_and_brighten_change_the_maps(opened: Open) -> None:
     tab = opened(inspection(shown()))
     picture, attention = drawn(tab, "picture"), drawn(tab, "attention-map")
     tab.fill("#strength", "20")
@@ -345,7 +345,7 @@ def test_strength_and_lift_change_what_is_drawn(opened: Open) -> None:
     assert percentage(tab.locator("#attention-scale span").nth(1).inner_text()) == pytest.approx(middle / 2, rel=0.1)
 
 
-def test_the_keyboard_alone(opened: Open) -> None:
+def test_keyboard_control(opened: Open) -> None:
     one = shown()
     assert one.attention is not None
     tab = opened(inspection(one, shown(1)))
@@ -356,12 +356,12 @@ def test_the_keyboard_alone(opened: Open) -> None:
     assert reached >= {"images", "picture", "strength", "lift", "attention-map", "tokens", "layer", "heads", "classes"}
     tab.focus("#picture")
     assert tab.evaluate("parseFloat(getComputedStyle(document.activeElement).outlineWidth)") >= 2
-    for key in ("ArrowUp", "ArrowLeft", "ArrowLeft"):  # from the middle: row 3, column 4
+    for key in ("ArrowUp", "ArrowLeft", "ArrowLeft"):  # from the centre: row 3, column 4
         tab.keyboard.press(key)
     assert "from the patch at row 2, column 2." in tab.inner_text("#reading")
     for _ in range(9):
         tab.keyboard.press("ArrowDown")
-    assert "row 4, column 2." in tab.inner_text("#reading")  # no further than the last row
+    assert "row 4, column 2." in tab.inner_text("#reading")  # stops at the last row
     for keys, words in [("L", "Layer 2 of 3"), ("l", "Layer 3 of 3"), ("h", "head 1 of 2"), ("H", "mean of 2 heads"),
                         ("t", "from the class token"), ("T", "from the patch at")]:  # fmt: skip
         tab.keyboard.press(f"Shift+{keys}" if keys.isupper() else keys)
@@ -393,7 +393,7 @@ def test_prediction_by_depth(opened: Open) -> None:
     np.testing.assert_allclose(found, one.depth, rtol=0.05)
 
 
-def test_a_window_made_narrower(opened: Open) -> None:
+def test_resizing_the_window(opened: Open) -> None:
     tab = opened(inspection(shown()))
     wide = tab.locator("#depth svg").bounding_box()["width"]
     click(tab, "#picture", (1, 1))
@@ -408,7 +408,7 @@ def test_a_window_made_narrower(opened: Open) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_it_fits_the_screen_and_names_do_nothing_but_show(opened: Open, width: int, scheme: str) -> None:
+def test_it_fits_the_screen_and_escapes_names(opened: Open, width: int, scheme: str) -> None:
     evil = shown(name=EVIL, classes=(EVIL, "x" * 300, "b"), depth_top=((EVIL, 0.5),) * 4)
     page = inspection(
         evil, replace(evil, name="y" * 300), title=EVIL, facts=((EVIL, "0" * 64),), notes=(EVIL,), command=EVIL,
@@ -427,7 +427,7 @@ def test_it_fits_the_screen_and_names_do_nothing_but_show(opened: Open, width: i
 
 
 @pytest.mark.parametrize(("grid", "coarse"), [((1, 1), None), ((3, 9), None), ((9, 2), None), ((11, 11), (4, 4))])
-def test_grids_of_any_shape(opened: Open, grid: tuple[int, int], coarse: tuple[int, int] | None) -> None:
+def test_grids_of_all_shapes(opened: Open, grid: tuple[int, int], coarse: tuple[int, int] | None) -> None:
     registers = ("class", "register 1", "register 2")
     one = shown(grid=grid, coarse=coarse, prefix=3)
     assert one.attention is not None
@@ -446,7 +446,7 @@ def test_grids_of_any_shape(opened: Open, grid: tuple[int, int], coarse: tuple[i
     assert box["width"] / box["height"] == pytest.approx(grid[1] / grid[0], rel=0.02)
 
 
-def test_without_a_class_token_the_mean_is_asked(opened: Open) -> None:
+def test_without_a_class_token_the_query_is_the_mean(opened: Open) -> None:
     one = shown(prefix=0, heads=1)
     assert one.attention is not None
     tab = opened(inspection(one, prefix=(), heads=1, source="mean of the patches"))
@@ -481,7 +481,7 @@ def test_without_a_head(opened: Open) -> None:
     assert tab.locator("#depth").count() == 0
 
 
-def test_random_weights_are_a_warning(opened: Open) -> None:
+def test_random_weights_give_a_warning(opened: Open) -> None:
     assert opened(inspection(shown())).locator("#random").count() == 0
     tab = opened(inspection(shown(), random=True))
     assert "These weights are random." in tab.inner_text("#random")
@@ -496,14 +496,14 @@ def test_no_images(opened: Open) -> None:
     assert "maps were pooled" in tab.inner_text("header")
 
 
-def test_without_scripts_it_says_so_and_shows_the_figures(opened: Open) -> None:
+def test_without_scripts_it_shows_a_note_and_the_figures(opened: Open) -> None:
     tab = opened(inspection(shown()), java_script_enabled=False)
     assert "need JavaScript" in tab.inner_text("body")
     assert tab.is_visible(".figures img")
     assert tab.is_hidden("#picture")
 
 
-def test_a_browser_that_cannot_unpack_is_told(browser: Any, tmp_path: Path) -> None:
+def test_an_old_browser_gets_an_error_message(browser: Any, tmp_path: Path) -> None:
     write_inspection_page(tmp_path / "index.html", inspection(shown()))
     tab = browser.new_page()
     tab.add_init_script("delete window.DecompressionStream")

@@ -1,4 +1,4 @@
-"""The page of a run: complete in itself, harmless whatever the data is called, and drawn as the records say."""
+"""The training report: self-contained, safe for any names in the data, and drawn from the records."""
 
 import base64
 import io
@@ -37,7 +37,7 @@ EVIL = (
 
 
 class Page(HTMLParser):
-    """Elements and words of a page; anything left open or closed twice is an error."""
+    """Elements and text of a page. An unclosed element, or one that is closed twice, is an error."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def report(classes: tuple[str, ...] = tuple("0123456789"), **changes: Any) -> Tr
     return replace(made, **changes)
 
 
-def test_a_whole_page(tmp_path: Path) -> None:
+def test_a_complete_page(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", report())
     page = Page((tmp_path / "report.html").read_text("utf-8"))
     for words in ("98.9% of 360 test images right", "vitreous train digits", "few images", "interrupted once", "2.13",
@@ -120,7 +120,7 @@ def test_a_whole_page(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "report.html"]
 
 
-def test_nothing_is_fetched() -> None:
+def test_nothing_is_loaded_from_the_network() -> None:
     page = Page(
         render_training_report(
             report(links=[("Look inside", "inspection.html"), ("x", "javascript:alert(1)"), ("y", "//h.org/z")])
@@ -140,7 +140,7 @@ def test_nothing_is_fetched() -> None:
     assert all(a["href"][1:] in ids for a in page.all("a") if a["href"][0] == "#")  # type: ignore[index]
 
 
-def test_names_do_nothing_but_show() -> None:
+def test_names_are_escaped() -> None:
     evil = report(EVIL)
     pictures = [ExampleImage(name, np.zeros((9, 5), np.uint8), (name,), ((name, 0.5),), math.nan) for name in EVIL]
     lines = [
@@ -188,18 +188,18 @@ def test_any_text_can_be_written(words: str) -> None:
         [{"kind": "train", "step": i, "loss": 1e9 + i * 1e-7} for i in range(200)],
     ],
 )
-def test_few_and_odd_records(lines: list[dict[str, Any]]) -> None:
+def test_few_and_unusual_records(lines: list[dict[str, Any]]) -> None:
     html = render_training_report(report(records=lines, result=None, best=[], worst=[]))
     Page(html)
     assert "nan" not in " ".join(re.findall(r' (?:d|style|data-[xy])="([^"]*)"', html)).lower()
 
 
-def test_a_run_without_anything() -> None:
+def test_an_empty_run() -> None:
     empty = TrainingReport("run", "stopped", "", (), [], None, "val", [], [], [], {}, {}, [], [], [])
     assert "stopped" in Page(render_training_report(empty)).said
 
 
-def test_many_records_are_thinned_and_keep_their_peaks() -> None:
+def test_many_records_are_downsampled_and_keep_their_peaks() -> None:
     rng = np.random.default_rng(0)
     lines = [train(i, loss=float(1 + 0.1 * rng.random())) for i in range(1, 100_001)]
     lines[77_777]["loss"], lines[55_555]["loss"] = 3.5, 0.25
@@ -219,7 +219,7 @@ def test_many_records_are_thinned_and_keep_their_peaks() -> None:
 
 @given(st.integers(0, 3000), st.integers(4, 100), st.integers(0, 9))
 @settings(max_examples=50, deadline=None)
-def test_thinning(count: int, most: int, seed: int) -> None:
+def test_downsampling(count: int, most: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, y = np.arange(count, dtype=np.float64), rng.standard_normal(count)
     y[rng.random(count) < 0.1] = np.nan
@@ -231,7 +231,7 @@ def test_thinning(count: int, most: int, seed: int) -> None:
         assert (np.nanmin(kept_y), np.nanmax(kept_y)) == (np.nanmin(y), np.nanmax(y))
 
 
-def test_smoothing_is_a_mean_around_each_point() -> None:
+def test_smoothing_is_a_moving_average() -> None:
     y = np.array([1.0, 2.0, np.nan, 4.0, 9.0])
     np.testing.assert_allclose(moving_average(y, 3), [1.5, 1.5, np.nan, 6.5, 6.5])
     np.testing.assert_array_equal(moving_average(y, 1), y)
@@ -240,7 +240,7 @@ def test_smoothing_is_a_mean_around_each_point() -> None:
 
 @given(st.floats(-1e20, 1e20), st.floats(-1e20, 1e20))
 @settings(max_examples=200, deadline=None)
-def test_ticks_surround_the_values(a: float, b: float) -> None:
+def test_ticks_cover_the_values(a: float, b: float) -> None:
     low, high = min(a, b), max(a, b)
     found = ticks(low, high)
     assert 2 <= len(found) <= 12
@@ -261,19 +261,19 @@ def test_ticks_are_round() -> None:
     assert log_ticks(1e-8, 5.0)[0] == 1e-8
 
 
-def test_what_was_told_twice_is_drawn_once() -> None:
+def test_repeated_steps_are_drawn_once() -> None:
     lines = [train(1), train(2), train(3, loss=9.0), train(4, loss=9.0), train(3), train(5)]
     history = History.of(lines)
     assert [(r["step"], r["loss"]) for r in history.train] == [(1, 2.0), (2, 1.0), (3, 2.0 / 3), (5, 0.4)]
 
 
-def test_epochs_if_all_lines_have_them_otherwise_steps() -> None:
+def test_the_x_axis_is_epochs_if_all_records_have_them() -> None:
     assert History.of(records()).x_name == "epoch"
     assert History.of([*records(), {"kind": "train", "step": 61, "loss": 1.0}]).x_name == "step"
     assert History.of(records()).events == [(pytest.approx(2.5), "resumed <here>")]
 
 
-def test_several_labels_draw_their_own_metric() -> None:
+def test_multi_label_runs_show_mean_average_precision() -> None:
     lines = [train(1, accuracy=0.5), {"kind": "eval", "step": 1, "epoch": 0.1, "split": "val", "map": 0.7}]
     titles = {chart.title: chart for chart in charts(History.of(lines))}
     assert [line.name for line in titles["Mean average precision"].lines if np.isfinite(line.y).any()] == ["val"]
@@ -286,7 +286,7 @@ def test_several_labels_draw_their_own_metric() -> None:
     assert not page.all("table", "confusion")
 
 
-def test_curves_start_and_end_where_the_numbers_do() -> None:
+def test_curves_start_and_end_at_the_recorded_values() -> None:
     html = draw_chart(
         Chart("Loss", "step", [Line("val", "val", np.array([0.0, 5.0, 10.0]), np.array([4.0, np.nan, 1.0]))])
     )
@@ -319,7 +319,7 @@ def test_the_confusion_matrix_fits_its_classes(classes: int, cells: int) -> None
     assert ("100 more are not shown" in page.said) == (classes == 2100)
 
 
-def test_counts_of_the_matrix_are_those_of_the_result() -> None:
+def test_counts_of_the_matrix_equal_the_result() -> None:
     found = result(4)
     html = render_training_report(report(tuple("abcd"), result=found))
     body = re.search(r'<table class="confusion">.*?<tbody>(.*?)</tbody>', html, re.DOTALL)
@@ -329,7 +329,7 @@ def test_counts_of_the_matrix_are_those_of_the_result() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (8, 8, 1), (5, 9, 3), (5, 9, 4), (1, 1, 3), (300, 2000, 3)])
-def test_pictures_are_those_given(shape: tuple[int, ...]) -> None:
+def test_images_are_embedded_unchanged(shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     page = Page(render_training_report(report(worst=[ExampleImage("p", pixels, ("0",), (("0", 1.0),), 0.0)], best=[])))
     source = page.all("img")[0]["src"]
@@ -342,12 +342,12 @@ def test_pictures_are_those_given(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("pixels", [np.zeros((4, 4, 2), np.uint8), np.zeros((4, 4)), np.zeros((0, 4, 3), np.uint8)])
-def test_a_picture_that_is_none(pixels: Any) -> None:
+def test_an_invalid_image_is_refused(pixels: Any) -> None:
     with pytest.raises(VitreousError, match=r"bad\.png: an image of shape .* cannot be shown"):
         render_training_report(report(worst=[ExampleImage("bad.png", pixels, (), (), 0.0)]))
 
 
-def test_nothing_half_written(tmp_path: Path) -> None:
+def test_the_report_is_written_atomically(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_report(path, report())
     before = path.read_bytes()
@@ -386,11 +386,11 @@ def test_it_opens_from_a_file_and_fits_the_screen(browser: Any, address: str, sc
     assert said == []
 
 
-def test_the_pointer_reads_values_and_tables_sort(browser: Any, tmp_path: Path) -> None:
+def test_values_under_the_pointer_and_sortable_tables(browser: Any, tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", report())
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto((tmp_path / "report.html").as_uri())
-    plot = page.locator(".plot").first  # the loss, on a logarithmic scale
+    plot = page.locator(".plot").first  # the loss has a logarithmic axis
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 20)

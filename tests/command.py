@@ -1,4 +1,4 @@
-"""Commands and scripts, run in this process: a new one would spend most of its time on importing torch."""
+"""Run commands and scripts in this process: a new process would mostly import torch."""
 
 import io
 import os
@@ -18,7 +18,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 def vitreous(*arguments: object, cwd: Path | None = None, columns: int = 200, encoding: str = "utf-8") -> Done:
-    """What `python -m vitreous ARGUMENTS` prints, to pipes, and its exit code. A traceback fails the test."""
+    """Return output and exit code of `python -m vitreous ARGUMENTS`. A traceback fails the test."""
     typed = [str(argument) for argument in arguments]
     with patch.dict(os.environ, COLUMNS=str(columns)):
         # Runs record how they were started.
@@ -28,7 +28,7 @@ def vitreous(*arguments: object, cwd: Path | None = None, columns: int = 200, en
 
 
 def script(path: Path, *arguments: object, cwd: Path | None = None) -> Done:
-    """What `python PATH ARGUMENTS` prints, and its exit code. Errors are those of the test."""
+    """Return output and exit code of `python PATH ARGUMENTS`. Exceptions fail the test."""
     typed = [str(path), *map(str, arguments)]
     with patch.object(sys, "path", [str(path.parent), *sys.path]):
         return _carry_out(lambda: runpy.run_path(str(path), run_name="__main__"), typed, cwd)
@@ -44,7 +44,7 @@ def _carry_out(call: Callable[[], object], argv: list[str], cwd: Path | None, en
         redirect_stdout(out),
         redirect_stderr(err),
     ):
-        warnings.simplefilter("default", VitreousWarning)  # printed, and not an error as everywhere else in the tests
+        warnings.simplefilter("default", VitreousWarning)  # printed, although the other tests treat warnings as errors
         warnings.showwarning = lambda message, *_: print(message, file=err)
         try:
             call()

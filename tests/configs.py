@@ -1,4 +1,4 @@
-"""Configs of small models, drawn at random."""
+"""Random configs of small models, for hypothesis."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ fields = st.fixed_dictionaries(anything)
 
 
 def sensible(settings: dict[str, Any]) -> ViTConfig:
-    """The config, or another draw where there is none."""
+    """Return the config; reject the draw if it is invalid."""
     try:
         return ViTConfig(**settings)
     except VitreousError:
@@ -52,7 +52,7 @@ def sensible(settings: dict[str, Any]) -> ViTConfig:
 
 
 def repaired(settings: dict[str, Any]) -> ViTConfig:
-    """A config near to these settings: those that do not go with the others are left out."""
+    """Return a valid config close to these settings: conflicting settings are dropped."""
     settings = dict(settings)
     while True:
         try:

@@ -8,7 +8,7 @@ import torch
 
 import fuzz_harness
 
-# Tests never reach for a hub.
+# Tests never access the hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
@@ -33,7 +33,7 @@ def _seeded() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, for the pages that we write."""
+    """Return a browser (Debian's Chromium), for tests of HTML pages."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     if not (chromium := shutil.which("chromium")):
         pytest.skip("needs Chromium (apt install chromium)")

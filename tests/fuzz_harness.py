@@ -1,6 +1,6 @@
-"""Fuzz cases in child processes, with a limit of time and of memory for every single case.
+"""Run fuzz cases in child processes, with limits on the time and memory of each case.
 
-`make test` runs a few cases, always the same. `make fuzz` runs VITREOUS_FUZZ times as many, drawn from a seed that is
+`make test` runs a few cases, always the same. `make fuzz` runs VITREOUS_FUZZ times as many, from a random seed that is
 printed. VITREOUS_FUZZ_SEED=SEED repeats a whole run, VITREOUS_FUZZ_CASE=KIND:SEED a single case.
 """
 
@@ -24,8 +24,8 @@ import torch
 
 from vitreous.errors import SystemFaultError, VitreousError
 
-SECONDS, BYTES = 5.0, 1 << 30  # the limits of a case; the bytes are those above the size of its files
-HANGS = 4  # times SECONDS on the clock, which runs on while other programs use the processor
+SECONDS, BYTES = 5.0, 1 << 30  # limits of a case; the bytes are in addition to the size of its files
+HANGS = 4  # limit of wall-clock time, in multiples of SECONDS: other programs may use the processor
 TIMES = int(os.environ.get("VITREOUS_FUZZ", "1"))
 SEED = int(os.environ.get("VITREOUS_FUZZ_SEED", "0" if TIMES == 1 else str(secrets.randbelow(2**40))))
 ONLY = os.environ.get("VITREOUS_FUZZ_CASE", "")
@@ -47,14 +47,14 @@ class Case(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a case does, under limits, and the bytes of its files."""
+    """The function that a case runs under limits, and the size of its files."""
 
     size: int
     run: Callable[[], None]
 
 
 class Ended(NamedTuple):
-    """How a case ended: what is wrong with that, if anything is, and what it took."""
+    """The result of a case: the fault, if there is one, and the time and memory it took."""
 
     wrong: str
     seconds: float
@@ -66,10 +66,10 @@ Prepare = Callable[[Case], Work]
 
 @dataclass
 class Tally:
-    """What came of many cases."""
+    """Statistics of many cases."""
 
     inputs: str
-    cases: Counter[str] = field(default_factory=Counter)  # of each format
+    cases: Counter[str] = field(default_factory=Counter)  # by format
     slowest: tuple[float, str] = (0.0, "")
     largest: tuple[int, str] = (0, "")
     wrong: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ TALLIES: list[Tally] = []
 
 
 def summary() -> list[str]:
-    """What `make fuzz` prints at its end."""
+    """Return the summary that `make fuzz` prints at the end."""
     lines = [f"{sum(sum(tally.cases.values()) for tally in TALLIES):,} fuzz cases, VITREOUS_FUZZ_SEED={SEED}"]
     for tally in TALLIES:
         counts = ", ".join(f"{form} {count:,}" for form, count in tally.cases.items())
@@ -100,7 +100,7 @@ def summary() -> list[str]:
 
 
 def fuzz(inputs: str, kinds: Mapping[str, Sequence[str]], prepare: Prepare) -> None:
-    """Run the cases of PLAN, in turns over the kinds of each format, and fail if one of them went wrong."""
+    """Run the cases of PLAN, alternating between the kinds of each format. Fail if one of them has a fault."""
     assert list(kinds) == list(PLAN[inputs]), "every format has its kinds"
     cases, forms = [], {kind: form for form, names in kinds.items() for kind in names}
     for form, count in PLAN[inputs].items():
@@ -117,7 +117,7 @@ def fuzz(inputs: str, kinds: Mapping[str, Sequence[str]], prepare: Prepare) -> N
 
 
 def attempt(function: Callable[..., object], *arguments: object) -> str:
-    """What a refusal says; nothing if the function returns. Every other error goes on."""
+    """Return the message of a VitreousError, or "" if the function returns. Other errors are raised."""
     try:
         function(*arguments)
     except SystemFaultError:
@@ -131,9 +131,9 @@ def attempt(function: Callable[..., object], *arguments: object) -> str:
 
 
 def check_cause(error: BaseException) -> None:
-    """A refusal because the memory of this process is limited would have taken the memory elsewhere."""
+    """Raise if a refusal was caused by the memory limit of this process: elsewhere the memory would be allocated."""
     cause: BaseException | None = error
-    seen: set[int] = set()  # an error that is raised again can come after itself
+    seen: set[int] = set()  # the chain of a re-raised error may contain itself
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         assert not isinstance(cause, MemoryError), "out of memory"
@@ -147,9 +147,9 @@ def check_cause(error: BaseException) -> None:
 
 def measured(work: Work) -> Ended:
     trim_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = status("VmRSS")
-    # Twice the limit, for address space is not memory; what takes this much fails, and does not fill the machine.
+    # Twice the limit, since address space is not memory. A larger allocation fails before it fills the machine.
     limit = status("VmSize") + 2 * (work.size + BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     clock, waited, processor = time.monotonic(), waiting(), time.process_time()
@@ -170,20 +170,20 @@ def measured(work: Work) -> Ended:
 
 
 def trim_memory() -> None:
-    """Give memory back that earlier cases had, so that it counts again."""
-    with suppress(OSError, AttributeError):  # glibc's own
+    """Return free memory to the system, so that the next case is measured from zero."""
+    with suppress(OSError, AttributeError):  # only in glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def waiting() -> float:
-    """Seconds that this thread has waited for a processor that other programs used."""
+    """Return the seconds that this thread has waited while other programs used the processor."""
     with suppress(OSError, IndexError):
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
 
 def status(name: str) -> int:
-    """Bytes, from the system's account of this process."""
+    """Return a field of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
@@ -192,8 +192,8 @@ def status(name: str) -> int:
 
 
 def serve(cases: Sequence[Case], prepare: Prepare, sender: Connection) -> None:
-    """In a child: one case after the other, up to the first that goes wrong, which may have left anything behind."""
-    torch.set_num_threads(1)  # threads do not outlive a fork
+    """Run cases in a child process until one has a fault: after a fault the process may be in any state."""
+    torch.set_num_threads(1)  # threads do not survive a fork
     for case in cases:
         ended = measured(prepare(case))
         sender.send(ended)
@@ -202,7 +202,7 @@ def serve(cases: Sequence[Case], prepare: Prepare, sender: Connection) -> None:
 
 
 class Child:
-    """A process with cases to do."""
+    """A child process and its queue of cases."""
 
     def __init__(self, cases: Sequence[Case], prepare: Prepare):
         context = multiprocessing.get_context("fork")
@@ -214,7 +214,7 @@ class Child:
         self.since = time.monotonic()
 
     def poll(self) -> Ended | None:
-        """How its present case ended, if it has."""
+        """Return the result of the current case if it has ended, otherwise None."""
         try:
             if not self.receiver.poll():
                 late = time.monotonic() - self.since > HANGS * SECONDS
@@ -233,7 +233,7 @@ class Child:
 
 
 def endure(cases: Sequence[Case], prepare: Prepare) -> list[tuple[Case, Ended]]:
-    """How every case ended."""
+    """Run all cases and return their results."""
     parts = deque(list(cases[first : first + EACH]) for first in range(0, len(cases), EACH))
     children: list[Child] = []
     found = []

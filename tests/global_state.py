@@ -1,4 +1,4 @@
-"""What one process shares: settings that a call into a library must leave as it found them."""
+"""Process-wide state that a call into a library must not change."""
 
 import gc
 import locale
@@ -18,19 +18,19 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
-import torch._dynamo  # torch itself imports it when the first optimiser is made
+import torch._dynamo  # torch imports it when the first optimiser is created
 from huggingface_hub import constants
 from PIL import Image, ImageFile
 
 
 def snapshot() -> dict[str, Any]:
-    """All of it by name, as values that can be compared."""
+    """Return all state by name, as comparable values."""
     return {f"{part.__name__[1:]}: {name}": value for part in PARTS for name, value in part().items()}
 
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Whatever happens in the block, an error or Ctrl-C too, the state after it is the one before it."""
+    """Check that the state after the block equals the state before it, also after an error or Ctrl-C."""
     before = snapshot()
     try:
         yield
@@ -80,7 +80,7 @@ def _torch_modes() -> dict[str, Any]:
 
 
 def _random() -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()  # the one that everybody shares
+    kind, keys, *rest = np.random.get_state()  # the global generator
     found = {
         "torch": torch.get_rng_state().tolist(),
         "python": random.getstate(),

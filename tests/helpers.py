@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Helpers shared by the tests: random parameters, small models, oracle files, error measures."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ SMALL_RESNET = ResNetConfig(blocks=(1, 1), width_factor=0.5, activation="post")
 
 
 def draw(model: M, seed: int = 0) -> M:
-    """Every parameter at random, the zero-initialised ones too: a difference cannot hide behind a zero head."""
+    """Draw all parameters at random, including those initialised with zeros: a zero head would hide differences."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -34,7 +34,7 @@ def images(*shape: int, seed: int = 1) -> Tensor:
 
 
 def oracle(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The parameters of an oracle file under the reference's own names, and everything else in it."""
+    """Return the parameters of an oracle file by the reference's names, and the rest of the file."""
     with np.load(FIXTURES / f"{name}.npz") as file:
         arrays = {key: file[key] for key in file.files}
     parameters = {k.removeprefix("params/"): a for k, a in arrays.items() if k.startswith("params/")}
@@ -42,7 +42,7 @@ def oracle(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def relative_error(ours: Tensor, reference: np.ndarray | Tensor) -> float:
-    """max |difference| / max |reference|."""
+    """Return max |difference| / max |reference|."""
     reference = torch.as_tensor(reference)
     assert ours.shape == reference.shape
     return ((ours - reference).abs().max() / reference.abs().max()).item()

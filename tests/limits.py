@@ -1,4 +1,4 @@
-"""Runs what may hang, take all memory or kill its process: in a child, with limits."""
+"""Run functions that may hang, exhaust memory or crash: in a child process with limits."""
 
 import ctypes
 import multiprocessing
@@ -23,14 +23,14 @@ def limited(
     memory: int | None = None,
     files: int | None = None,
 ) -> T:
-    """What a function returns in a forked child that may take so much time, so many bytes more than this process has,
-    and have so many files open, counted from none. Its errors, and its death, fail the test."""
+    """Return the result of a function in a forked child with limits on time, additional memory and open files (not
+    counting inherited ones). An exception or a crash of the child fails the test."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
     def child() -> None:
         receiver.close()
-        torch.set_num_threads(1)  # its threads do not outlive a fork
+        torch.set_num_threads(1)  # threads do not survive a fork
         if memory is not None:
             limit = virtual_memory() + memory
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -62,20 +62,20 @@ def limited(
 
 
 def close_inherited(keep: int) -> None:
-    """Close the files that this process has from its parent, but for the standard streams and one more."""
+    """Close all inherited files except the standard streams and one more."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         if descriptor > 2 and descriptor != keep:
-            with suppress(OSError):  # the listing's own is closed already
+            with suppress(OSError):  # the descriptor of the listing is closed already
                 os.close(descriptor)
 
 
 def virtual_memory() -> int:
-    """Bytes of address space that this process has."""
+    """Return the size of this process's address space in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def mount_shared_memory(size: str, read_only: bool = False) -> bool:
-    """Give this process, and its children, another /dev/shm. False: it is not allowed to."""
+    """Mount another /dev/shm for this process and its children. Return False without the permission."""
     system = ctypes.CDLL(None, use_errno=True)
     private, remount = 1 << 18 | 1 << 14, 32
     if system.unshare(0x20000) or system.mount(b"none", b"/", None, private, None):

@@ -1,4 +1,4 @@
-"""Small real images for the tests of data: each number its own picture, in any format."""
+"""Small images for the tests of data: each number gives another image, in any format."""
 
 import io
 import tarfile
@@ -22,7 +22,7 @@ def encoded(number: int, kind: str = "PNG", **shape: int) -> bytes:
 
 
 def write(path: Path, number: int = 0, **shape: int) -> Path:
-    """An image file, in the format of its suffix."""
+    """Write an image file in the format of its suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = {".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}.get(path.suffix.lower(), "PNG")
     path.write_bytes(encoded(number, kind, **shape))
@@ -30,7 +30,7 @@ def write(path: Path, number: int = 0, **shape: int) -> Path:
 
 
 def classes(root: Path, counts: Mapping[str, int], **shape: int) -> Path:
-    """A folder for each class, with so many images in it. No two images are the same."""
+    """Write a folder for each class with this many images. All images differ."""
     for place, (name, count) in enumerate(counts.items()):
         (root / name).mkdir(parents=True, exist_ok=True)
         for i in range(count):

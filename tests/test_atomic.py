@@ -1,4 +1,4 @@
-"""Files and folders are written whole or not at all, and never in place of something that nobody asked to replace."""
+"""Files and folders are written completely or not at all, and existing ones are replaced only on request."""
 
 import os
 import stat
@@ -31,7 +31,7 @@ def made(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_what_exists_is_refused(tmp_path: Path) -> None:
+def test_existing_paths_are_refused(tmp_path: Path) -> None:
     file, folder = tmp_path / "file", made(tmp_path / "folder", a="old")
     check_output(file, False)
     check_output(tmp_path / "new", False, ours)
@@ -47,7 +47,7 @@ def test_what_exists_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_with_other_things_is_never_replaced(overwrite: bool, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_never_replaced(overwrite: bool, tmp_path: Path) -> None:
     folder = made(tmp_path / "folder", a="old", precious="mine")
     with (
         pytest.raises(VitreousError, match=r"folder holds other files \('precious.txt'\)"),
@@ -57,7 +57,7 @@ def test_a_folder_with_other_things_is_never_replaced(overwrite: bool, tmp_path:
     assert contents(folder) == {"a.txt": "old", "precious.txt": "mine"}
 
 
-def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_completely(tmp_path: Path) -> None:
     folder = made(tmp_path / "folder", a="old", b="old")
     folder.chmod(0o700)
     with atomic_folder(folder, True, ours) as fresh:
@@ -90,15 +90,15 @@ def test_a_failure_leaves_the_old_folder(error: BaseException, tmp_path: Path) -
         assert str(found.value).endswith("the existing folder is unchanged")
 
 
-def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_appears_in_the_meantime_is_not_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     with pytest.raises(VitreousError, match="exists already"):
         write_folder(folder, False, lambda: made(folder, a="another process"))
     assert contents(folder) == {"a.txt": "another process"}
 
 
-def test_an_empty_folder_stays_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody may be in it."""
+def test_an_empty_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the working directory of a process."""
     folder = made(tmp_path / "folder")
     monkeypatch.chdir(folder)
     with atomic_folder(Path(), False, ours) as fresh:
@@ -107,9 +107,9 @@ def test_an_empty_folder_stays_the_same_one(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_folders_change_places(at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapping_folders(at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not at_once:
-        monkeypatch.setattr(atomic, "RENAME_EXCHANGE", 1 << 20)  # as where the system cannot
+        monkeypatch.setattr(atomic, "RENAME_EXCHANGE", 1 << 20)  # as on a system without renameat2
     one, other = made(tmp_path / "one", a="1"), made(tmp_path / "other", a="2")
     swap_paths(one, other)
     assert (contents(one), contents(other)) == ({"a.txt": "2"}, {"a.txt": "1"})
@@ -132,7 +132,7 @@ def write_file(path: Path, then: Callable[[], object]) -> None:
         then()
 
 
-def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_that_appears_in_the_meantime_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with pytest.raises(VitreousError, match="exists already"):
         write_file(path, lambda: path.write_text("another process"))
@@ -140,7 +140,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     (tmp_path / f".file.{gone.pid}.tmp").write_text("half")

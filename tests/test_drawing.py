@@ -1,4 +1,4 @@
-"""Names are drawn as they are: no formulas, no control characters, no end of a command at its last step."""
+"""Names in figures are drawn literally: not as formulas, without control characters, and without errors."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def _settings_stay() -> Iterator[None]:
 
 
 def words(figure: Any) -> str:
-    """Everything that is written in a figure, as text of an SVG."""
+    """Return all text of a figure, from its SVG."""
     stream = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(stream, format="svg")
@@ -75,13 +75,13 @@ def test_figures_of_inspection(draw: Callable[[tuple[str, ...]], Any]) -> None:
 
 
 @pytest.mark.parametrize("draw", [readout, relevances, tables])
-def test_no_name_is_a_formula_and_none_is_left_out(draw: Callable[[tuple[str, ...]], Any]) -> None:
-    """Also where the figure is drawn by its owner's own means, later."""
+def test_names_are_drawn_literally_and_completely(draw: Callable[[tuple[str, ...]], Any]) -> None:
+    """Also if the user renders the figure later."""
     written = words(draw(("$5^{th}$", "_hidden", "plain", "$x$")))
     assert all(f">{name}" in written for name in ("$5^{th}$", "_hidden", "plain", "$x$"))
 
 
-def test_classes_of_one_name_are_all_drawn() -> None:
+def test_classes_with_equal_names_are_all_drawn() -> None:
     assert words(readout(("cat", "cat", "dog"))).count(">cat<") == 2
 
 
@@ -114,12 +114,12 @@ def test_a_sheet(tmp_path: Path) -> None:
     arrays = np.zeros((len(names) * 2, 8, 8), np.uint8)
     np.savez(tmp_path / "x.npz", images=arrays, labels=np.arange(len(names) * 2) % len(names))
     plain = open_data(tmp_path / "x.npz", Reading(val_fraction=0, test_fraction=0))
-    data = replace(plain, classes=tuple(names), name=NAMES[5])  # an .npz has no names of its own
+    data = replace(plain, classes=tuple(names), name=NAMES[5])  # an .npz has no file names
     with Image.open(sample_sheet(data, tmp_path / "s.png", cell=32)) as sheet:
         assert sheet.width < 2000
 
 
-def test_what_is_drawn_of_a_name() -> None:
+def test_shortened_names() -> None:
     assert label_text("cat") == "cat"
     assert label_text("$x^{") == "$x^{"
     assert label_text("a\nb\x1b") == "a\ufffdb\ufffd"

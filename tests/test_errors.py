@@ -1,4 +1,4 @@
-"""Messages name values briefly, whatever a user passes."""
+"""Error messages show any value in a short form."""
 
 from typing import Any
 
@@ -32,11 +32,11 @@ def test_long_values_are_abbreviated(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["S/16", 3, 0.5, None, True, (1, 2), [1, 2], torch.int64, {"a": 1}])
-def test_short_values_are_shown_as_they_are(value: Any) -> None:
+def test_short_values_are_shown_unchanged(value: Any) -> None:
     assert brief(value) == repr(value)
 
 
-def test_what_a_long_value_is() -> None:
+def test_long_values_are_described() -> None:
     assert brief(LARGE) == "a Sequential"
     assert brief(torch.zeros(2, 3)) == "a Tensor of shape (2, 3)"
     assert brief(Rude) == "the class Rude"
@@ -62,7 +62,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("call", PLACES.values(), ids=PLACES)
-def test_a_module_in_the_wrong_place_is_not_printed(call: Any) -> None:
+def test_a_module_is_not_printed_in_full(call: Any) -> None:
     with pytest.raises(VitreousError) as error:
         call(LARGE)
     assert len(str(error.value)) < 300
@@ -70,7 +70,7 @@ def test_a_module_in_the_wrong_place_is_not_printed(call: Any) -> None:
     assert "Sequential" in str(error.value)
 
 
-def test_a_module_of_ones_own_cannot_be_trained() -> None:
+def test_a_custom_module_cannot_be_trained() -> None:
     with pytest.raises(VitreousError, match=r"model = a VisionTransformer: expected a name such as 'S/16'"):
         vitreous.train("digits", model=MODEL)
 

@@ -1,4 +1,4 @@
-"""The watching of fuzz cases: an error, too much memory, a hang and a crash are each found at their case."""
+"""The fuzz harness detects errors, excessive memory, hangs and crashes, and names the case."""
 
 import os
 import re
@@ -56,7 +56,7 @@ MISTAKES = {
 }
 
 
-def test_a_case_that_goes_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faulty_case_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_harness, "SECONDS", 0.5)
     monkeypatch.setattr(fuzz_harness, "HANGS", 40)
     monkeypatch.setattr(fuzz_harness, "BYTES", 1 << 26)
@@ -74,14 +74,14 @@ def test_a_case_that_goes_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         assert bool(expected) == bool(wrong), (case, wrong)
 
 
-def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_case_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_harness, "HANGS", 0.2)
     cases = [Case("x", number) for number in range(3)]
     found = endure(cases, lambda case: Work(0, lambda: time.sleep(60 if case.seed == 1 else 0)))
     assert [ended.wrong for _, ended in found] == ["", "hangs", ""]
 
 
-def test_a_failure_says_how_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_prints_how_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_harness, "TALLIES", [])
     monkeypatch.setattr(fuzz_harness, "TIMES", 1)
     kinds = {form: [f"{form} one", f"{form} two"] for form in PLAN["data"]}

@@ -1,4 +1,4 @@
-"""Whoever calls Vitreous gets the process back as it was; and what the caller has switched on changes no result."""
+"""Calls into Vitreous leave process-wide state unchanged, and the caller's settings do not change results."""
 
 import json
 import logging
@@ -63,7 +63,7 @@ def train(out: Path, **changes: Any) -> Path:
 
 
 def unfinished(run: Path, copy: Path, **changes: Any) -> Path:
-    """The same run before its result was written; with other facts about it."""
+    """Return a copy of the run without its result, with other facts."""
     copy.mkdir()
     for path in run.rglob("*"):
         target = copy / path.relative_to(run)
@@ -97,14 +97,14 @@ def test_training_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_fine_tuning(run: Path, tmp_path: Path) -> None:
-    """With candidates for the learning rate: runs within a run."""
+    """With a learning-rate search, which runs training inside training."""
     with unchanged():
         wishes = {**SHORT, "dropout": None, "lr": None, "lr_candidates": (0.1, 0.2), "out": tmp_path / "run"}
         vitreous.finetune("digits", run, "linear", **wishes)
 
 
 def test_workers(tmp_path: Path) -> None:
-    """Whoever uses processes afterwards can still say how they are started."""
+    """Afterwards the program can still set the start method of processes."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method(None, force=True)
     try:
@@ -114,7 +114,7 @@ def test_workers(tmp_path: Path) -> None:
         multiprocessing.set_start_method(before, force=True)
 
 
-def test_planning_switches_nothing() -> None:
+def test_planning_changes_nothing() -> None:
     config = TrainConfig().with_(deterministic=True, device="cpu")
     with unchanged():
         make_plan(vitreous.open_data("digits"), config, World())
@@ -122,7 +122,7 @@ def test_planning_switches_nothing() -> None:
 
 @pytest.mark.parametrize("mistake", [{"micro_batch": 17}, {"lr": 1e30}, {"device": "nowhere"}])
 def test_a_run_that_fails(tmp_path: Path, mistake: dict[str, Any]) -> None:
-    """Before it begins, and at its second step."""
+    """Before the first step, and at the second step."""
     with unchanged(), pytest.raises(VitreousError):
         train(tmp_path / "run", **mistake)
 
@@ -159,20 +159,20 @@ def score(run: Path) -> float:
     return evaluate(subject, images, matched, subject.preprocessing(), InferenceOptions()).result.loss
 
 
-def test_measuring(run: Path, tmp_path: Path) -> None:
+def test_evaluation(run: Path, tmp_path: Path) -> None:
     with unchanged():
         score(run)
         compare([str(run)], suite_from_sources(["digits"]), ["knn"], FeatureCache(tmp_path), InferenceOptions())
 
 
-def test_looking_inside(run: Path) -> None:
+def test_inspection(run: Path) -> None:
     model, images = vitreous.load(run), torch.zeros(1, 1, 8, 8)
     with unchanged():
         render_figure(rollout(model, images).figure(), "svg")
         relevance(model, images)
 
 
-def test_timing() -> None:
+def test_benchmark() -> None:
     with unchanged():
         bench(mode="data", size=8, batch_size=2, device="cpu", seconds=0.01)
 
@@ -181,14 +181,14 @@ def test_decoding(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "a.png")
     with unchanged():
         decode(tmp_path / "a.png")
-    assert not logging.getLogger("PIL").handlers  # not when the module is imported, either
+    assert not logging.getLogger("PIL").handlers  # also not when the module is imported
 
 
 # ---------------------------------------------------------------- what holds inside a run
 
 
 class Watching(TorchFunctionMode):
-    """What `look` sees whenever a linear layer is computed."""
+    """Records the result of `look` whenever a linear layer is computed."""
 
     def __init__(self, look: Callable[[], Any]):
         super().__init__()
@@ -207,7 +207,7 @@ def during(work: Callable[[], object], look: Callable[[], Any]) -> set[Any]:
     return watching.seen
 
 
-def test_a_deterministic_run_is_one(tmp_path: Path) -> None:
+def test_a_deterministic_run_uses_deterministic_algorithms(tmp_path: Path) -> None:
     def look() -> Any:
         flags = torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
         return (*flags, torch.backends.cudnn.benchmark, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
@@ -224,8 +224,8 @@ def test_a_resumed_run_has_its_own_number_of_threads(run: Path, tmp_path: Path) 
         assert during(lambda: vitreous.resume(again, quiet=True), torch.get_num_threads) == {threads + 1}
 
 
-def test_settings_of_the_caller_come_back() -> None:
-    """Not the usual ones, but those that were there."""
+def test_settings_of_the_caller_are_restored() -> None:
+    """The caller's values, not torch's defaults."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with unchanged(), run_settings("cpu", deterministic=True):
@@ -234,7 +234,7 @@ def test_settings_of_the_caller_come_back() -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_gpu_that_was_used_before_is_explained() -> None:
+def test_error_if_the_gpu_was_used_before() -> None:
     said = "Deterministic behavior was enabled ... set CUBLAS_WORKSPACE_CONFIG=:4096:8"
     explained = pytest.raises(VitreousError, match="start Python with CUBLAS_WORKSPACE_CONFIG")
     with unchanged(), explained, run_settings("cpu", deterministic=True):
@@ -263,7 +263,7 @@ AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
-def test_a_run_does_not_depend_on_what_is_around_it(
+def test_a_run_does_not_depend_on_the_callers_settings(
     run: Path, tmp_path: Path, around: Callable[[], AbstractContextManager[Any]]
 ) -> None:
     with around(), unchanged():
@@ -276,7 +276,7 @@ def test_a_run_does_not_depend_on_what_is_around_it(
 
 
 @pytest.mark.parametrize("name", ["float64", "no_grad", "inference_mode", "autocast"])
-def test_measuring_does_not_depend_on_what_is_around_it(run: Path, name: str) -> None:
+def test_evaluation_does_not_depend_on_the_callers_settings(run: Path, name: str) -> None:
     usual = score(run)
     with AROUND[name]():
         assert score(run) == usual

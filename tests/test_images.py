@@ -1,4 +1,4 @@
-"""Real files of every kind, written by Pillow and read back: the pixels are those a person would see."""
+"""Image files of every format, written by Pillow and decoded: the pixels are those that a viewer shows."""
 
 import io
 import os
@@ -30,7 +30,7 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def quarters() -> Image.Image:
-    """Red, green over blue, white, 32 wide and 16 high: no turn or flip of it looks the same."""
+    """Return an image of four colours, 32 wide and 16 high: all its rotations and flips differ."""
     image = Image.new("RGB", (32, 16), "white")
     for box, colour in (((0, 0, 16, 8), "red"), ((16, 0, 32, 8), "lime"), ((0, 8, 16, 16), "blue")):
         image.paste(colour, box)
@@ -50,7 +50,7 @@ def test_a_path_a_string_bytes_and_a_stream(tmp_path: Path) -> None:
     with path.open("rb") as stream:
         for file in (path, str(path), path.read_bytes(), stream):
             np.testing.assert_array_equal(np.asarray(decode(file)), np.asarray(quarters()))
-        assert not stream.closed  # it is the caller's
+        assert not stream.closed  # the caller closes it
     read, write = os.pipe()
     with os.fdopen(write, "wb") as sink:
         sink.write(path.read_bytes())
@@ -72,12 +72,12 @@ def test_upright(orientation: int, kind: str) -> None:
     image = decode(data)
     assert image.size == ((16, 32) if orientation >= 5 else (32, 16))
     np.testing.assert_array_equal(np.asarray(image), np.asarray(expected))
-    assert image.getexif().get(0x0112) is None  # nobody turns it again
+    assert image.getexif().get(0x0112) is None  # it is not rotated twice
 
 
 def test_a_portrait_from_a_camera_held_sideways() -> None:
     portrait = Image.new("L", (20, 40), 0)
-    portrait.paste(255, (0, 0, 20, 20))  # the sky is above
+    portrait.paste(255, (0, 0, 20, 20))  # the sky is at the top
     exif = Image.Exif()
     exif[0x0112] = 6
     image = decode(encoded(portrait.transpose(Image.Transpose.ROTATE_90), "JPEG", exif=exif))
@@ -89,7 +89,9 @@ def test_a_portrait_from_a_camera_held_sideways() -> None:
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])
 @pytest.mark.parametrize("size", [(640, 480), (481, 333), (127, 8), (9, 9), (1, 300)])
 @pytest.mark.parametrize("at_least", [(1, 1), (60, 80), (61, 80), (60, 81), (120, 20), (240, 320), (241, 1), (5000, 1)])
-def test_a_jpeg_no_larger_than_it_must_be(orientation: int, size: tuple[int, int], at_least: tuple[int, int]) -> None:
+def test_a_jpeg_is_decoded_at_a_reduced_size(
+    orientation: int, size: tuple[int, int], at_least: tuple[int, int]
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(Image.new("RGB", size, ORANGE), "JPEG", exif=exif)
@@ -98,7 +100,7 @@ def test_a_jpeg_no_larger_than_it_must_be(orientation: int, size: tuple[int, int
     possible = [(-(-whole.height // scale), -(-whole.width // scale)) for scale in (1, 2, 4, 8)]
     enough = [size for size in possible if size[0] >= at_least[0] and size[1] >= at_least[1]]
     smallest = min(enough, default=possible[0])
-    if min(size) >= 8:  # of fewer pixels than the scale Pillow may keep more
+    if min(size) >= 8:  # for tiny images Pillow may keep more pixels
         assert (image.height, image.width) == smallest
     assert image.height >= min(at_least[0], whole.height)
     assert image.width >= min(at_least[1], whole.width)
@@ -107,7 +109,7 @@ def test_a_jpeg_no_larger_than_it_must_be(orientation: int, size: tuple[int, int
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-def test_a_smaller_jpeg_is_the_same_picture(mode: str) -> None:
+def test_a_reduced_jpeg_is_the_same_image(mode: str) -> None:
     smooth = Image.linear_gradient("L").resize((320, 320)).convert("RGB").convert(mode)
     data = encoded(smooth, "JPEG", quality=95)
     image, whole = decode(data, (70, 70)), decode(data)
@@ -116,7 +118,7 @@ def test_a_smaller_jpeg_is_the_same_picture(mode: str) -> None:
 
 
 def photograph(width: int, height: int, mode: str = "RGB") -> Image.Image:
-    """Soft shapes with noise on them, so that every coefficient of a JPEG is used."""
+    """Return smooth shapes with noise, so that all JPEG coefficients are used."""
     random = np.random.default_rng(width * height)
     coarse = Image.fromarray(random.integers(0, 256, (5, 4, 3), dtype=np.uint8)).resize((width, height))
     noisy = np.asarray(coarse) + random.normal(0, 12, (height, width, 3))
@@ -140,20 +142,18 @@ JPEGS = [
 
 
 @pytest.mark.parametrize(("mode", "options"), JPEGS, ids=str)
-def test_the_other_decoder_gives_the_same_pixels(
-    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simplejpeg_gives_the_same_pixels(mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("simplejpeg")
     enough = (None, (1, 1), (20, 20), (50, 120), (300, 100))
     files = [encoded(photograph(*size, mode), "JPEG", **options) for size in ((9, 8), (64, 48), (161, 213), (640, 427))]
     expected = {(data, at_least): by_pillow(data, at_least) for data in files for at_least in enough}
-    monkeypatch.setattr(images, "decode", None)  # Pillow is not asked
+    monkeypatch.setattr(images, "decode", None)  # Pillow is not used
     for (data, at_least), pixels in expected.items():
         np.testing.assert_array_equal(decode_array(data, at_least), pixels)
 
 
-def test_what_the_other_decoder_leaves_to_pillow() -> None:
-    """What is turned, in other colours, of another kind, or so small that scales look alike."""
+def test_images_that_only_pillow_decodes() -> None:
+    """Rotated images, other colour spaces, other formats, and very small images."""
     exif = Image.Exif()
     for orientation in (1, 3, 6):
         exif[0x0112] = orientation
@@ -167,26 +167,26 @@ def test_what_the_other_decoder_leaves_to_pillow() -> None:
 
 
 def outcome(read: Any, data: bytes) -> Any:
-    """The pixels, or what is said instead."""
+    """Return the pixels, or the error."""
     try:
         return read(data).tolist()
     except VitreousError as error:
         return str(error)
 
 
-def test_the_other_decoder_has_the_same_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simplejpeg_has_the_same_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = encoded(photograph(90, 60), "JPEG")
     half = len(whole) // 2
     changed = whole[:half] + b"\xff\xd9\xff\xc4\xff\xd9\xff\xc4" + whole[half + 8 :]
     for data in (whole[:300], whole[:half], whole[:-2], changed, whole + b"more", b"\xff\xd8\xff", b""):
         assert outcome(decode_array, data) == outcome(by_pillow, data)
     assert outcome(decode_array, whole[:half]) == "the file is truncated"
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # 5,400 pixels are more than twice as many
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # 5,400 pixels are more than twice the limit
     assert outcome(decode_array, whole) == outcome(by_pillow, whole)
     assert str(outcome(decode_array, whole)).startswith("has too many pixels")
 
 
-def test_without_the_other_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_simplejpeg", lambda: None)
     for mode, channels in (("L", 1), ("RGB", 3)):
         data = encoded(photograph(90, 60, mode), "JPEG")
@@ -196,13 +196,13 @@ def test_without_the_other_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "TIFF", "BMP", "ICO"])
-def test_other_kinds_come_whole(kind: str) -> None:
+def test_other_formats_are_decoded_at_full_size(kind: str) -> None:
     data = encoded(Image.new("RGB", (128, 128), ORANGE), kind)
     assert decode(data, (10, 10)).size == (128, 128)
     assert upright_size(data) == (128, 128)
 
 
-def test_a_broken_jpeg_is_found_at_any_scale() -> None:
+def test_a_damaged_jpeg_is_detected_at_any_scale() -> None:
     data = encoded(Image.effect_noise((256, 256), 50), "JPEG")
     with pytest.raises(VitreousError, match="the file is truncated"):
         decode(data[: len(data) // 2], (1, 1))
@@ -210,7 +210,7 @@ def test_a_broken_jpeg_is_found_at_any_scale() -> None:
         upright_size(b"text")
 
 
-def test_broken_exif_is_not_a_broken_picture() -> None:
+def test_an_image_with_damaged_exif_is_decoded() -> None:
     for exif in (b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 40):
         assert decode(encoded(quarters(), "JPEG", exif=exif)).size == (32, 16)
 
@@ -233,12 +233,12 @@ def test_sixteen_bits_are_scaled(kind: str, dtype: str) -> None:
     np.testing.assert_array_equal(np.asarray(image)[0], np.arange(256))
 
 
-def test_wide_integers_and_floats() -> None:
+def test_32_bit_integers_and_floats() -> None:
     def read(values: Any, dtype: str) -> list[int]:
         return np.asarray(decode(encoded(Image.fromarray(np.array([values], dtype=dtype)), "TIFF")))[0].tolist()
 
     assert read([0, 257, 65535], "int32") == [0, 1, 255]
-    assert read([-100, 0, 155], "int32") == [0, 100, 255]  # stretched
+    assert read([-100, 0, 155], "int32") == [0, 100, 255]  # scaled to the range of values
     assert read([70000, 70000], "int32") == [0, 0]
     assert read([0.0, 0.2, 0.6], "float32") == [0, 51, 153]
     assert read([-1.0, 0.0, 4.0], "float32") == [0, 51, 255]
@@ -253,7 +253,7 @@ def test_cmyk_and_ycbcr() -> None:
 
 
 def transparent(mode: str) -> Image.Image:
-    """Left: colour, opaque. Middle: the same at alpha 102 (two fifths). Right: clear, with black beneath."""
+    """Return an image with an opaque colour, the same colour at alpha 102, and transparent black."""
     image = Image.new("RGBA", (3, 1), (*ORANGE, 255))
     image.putpixel((1, 0), (*ORANGE, 102))
     image.putpixel((2, 0), (0, 0, 0, 0))
@@ -261,7 +261,7 @@ def transparent(mode: str) -> Image.Image:
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("RGBA", "PNG"), ("RGBA", "TIFF"), ("LA", "PNG")])
-def test_what_is_transparent_becomes_white(mode: str, kind: str) -> None:
+def test_transparency_becomes_white(mode: str, kind: str) -> None:
     image = decode(encoded(transparent(mode), kind))
     assert image.mode == ("L" if mode == "LA" else "RGB")
     colour = np.array(ORANGE if mode == "RGBA" else 124)
@@ -300,7 +300,7 @@ def test_the_first_frame(kind: str) -> None:
     assert image.getpixel((3, 3)) == (255, 0, 0)
 
 
-def test_what_cannot_be_decoded_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undecodable_files_give_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = encoded(Image.effect_noise((64, 64), 50), "PNG")
     reasons = {
         "empty.jpg": (b"", "the file is empty"),
@@ -336,7 +336,7 @@ def test_what_cannot_be_decoded_is_a_sentence(tmp_path: Path, monkeypatch: pytes
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and goes no further."""
+    """Return a PNG that declares a size and ends there."""
     chunks = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b"")
     packed = [
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc32(kind + data)) for kind, data in chunks
@@ -355,7 +355,7 @@ def test_no_file_is_left_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before), caught  # noqa: PTH208
 
 
-def test_warnings_stay_inside_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_suppressed_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(Image.new("L", (60, 60)), "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # 3,600 pixels: Pillow warns, and would refuse 4,001
     with pytest.raises(Image.DecompressionBombWarning), Image.open(io.BytesIO(data)):
@@ -366,13 +366,13 @@ def test_warnings_stay_inside_in_every_thread(monkeypatch: pytest.MonkeyPatch) -
     assert list(warnings.filters) == before
 
 
-def test_suffixes_are_ones_that_pillow_reads() -> None:
+def test_pillow_supports_all_suffixes() -> None:
     Image.init()
     assert set(Image.registered_extensions()) >= IMAGE_SUFFIXES
     assert {".jpg", ".jpeg", ".png", ".webp", ".gif", ".tif", ".bmp"} <= IMAGE_SUFFIXES
 
 
-def test_the_limit_on_pixels(tmp_path: Path) -> None:
+def test_the_limit_of_pixels(tmp_path: Path) -> None:
     assert Reading().max_pixels == images.MAX_PIXELS
     message = r"has 81,000,000 pixels \(9,000 x 9,000\), and max_pixels, the limit, is 70,000,000"
     with pytest.raises(VitreousError, match=message):
@@ -390,8 +390,8 @@ def test_the_limit_on_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F", "RGBA", "P"])
-def test_large_images_are_converted_in_little_memory(mode: str) -> None:
-    """Four megapixels, of which a copy in float64 alone would take 32 MiB."""
+def test_large_images_are_converted_with_little_memory(mode: str) -> None:
+    """Four megapixels: a copy in float64 would take 32 MiB."""
     values = np.add.outer(np.arange(2000), np.arange(2048))
     image = Image.fromarray((values % 256).astype(np.uint8))
     bytes_per_pixel = {"I;16": 2, "I": 4, "F": 4, "P": 1}.get(mode, 4)
@@ -411,7 +411,7 @@ def test_large_images_are_converted_in_little_memory(mode: str) -> None:
 
 @pytest.mark.parametrize(("kind", "zero"), [("GIF", b"\x05\x00"), ("BMP", b"\x05\x00\x00\x00"), ("TIFF", b"\x05\x00")])
 def test_an_image_without_pixels(kind: str, zero: bytes) -> None:
-    """Wherever a file says 5, the width, it now says 0."""
+    """Replace every 5, the width, by 0 in the file."""
     data = encoded(Image.new("L", (5, 7)), kind)
     for at in range(len(data) - len(zero)):
         if data[at : at + len(zero)] == zero:

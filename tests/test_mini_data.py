@@ -1,4 +1,4 @@
-"""`examples/mini_data.py` on a handful of images: two data sets become one, and nothing of a test part gets in."""
+"""`examples/mini_data.py` merges the training images of two data sets and uses no test images."""
 
 import subprocess
 from pathlib import Path
@@ -15,7 +15,7 @@ WORDNET_IDS = (
     *("n01440764", "n02102040", "n02979186", "n03000684", "n03028079"),
     *("n03394916", "n03417042", "n03425413", "n03445777", "n03888257"),
 )
-TEST = 255  # every pixel of a test image: training images have none so bright
+TEST = 255  # all pixels of test images; training images are darker
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def make(folder: Path, out: str, *options: str) -> subprocess.CompletedProcess[s
     return command.script(SCRIPT, "cifar.npz", "imagenette", out, "--workers", "0", *options, cwd=folder)
 
 
-def test_one_data_set_of_both(inputs: Path) -> None:
+def test_both_data_sets_are_merged(inputs: Path) -> None:
     result = make(inputs, "a.npz")
     assert result.returncode == 0, result.stderr
     with np.load(inputs / "a.npz") as file:
@@ -53,7 +53,7 @@ def test_one_data_set_of_both(inputs: Path) -> None:
         for image, label in zip(arrays[f"{split}_images"], arrays[f"{split}_labels"], strict=True):
             assert image.mean() < TEST - 20  # no test image
             if label >= 10:
-                assert abs(image.mean() - 10 * (label - 10)) < 2  # each under its own class
+                assert abs(image.mean() - 10 * (label - 10)) < 2  # each has its own class
     data = open_data(inputs / "a.npz")
     assert data.classes[:2] == ("airplane", "automobile")
     assert data.classes[10:12] == ("tench", "English springer")
@@ -62,7 +62,7 @@ def test_one_data_set_of_both(inputs: Path) -> None:
     assert data.test is None
 
 
-def test_the_seed_decides_what_is_set_aside(inputs: Path) -> None:
+def test_the_seed_selects_the_validation_images(inputs: Path) -> None:
     for out, seed in (("a.npz", "0"), ("b.npz", "0"), ("c.npz", "1")):
         assert make(inputs, out, "--seed", seed).returncode == 0
     assert (inputs / "a.npz").read_bytes() == (inputs / "b.npz").read_bytes()

@@ -1,8 +1,8 @@
-"""Models as users change them: whatever was done to one, what runs, writes, shows or counts it either agrees with the
-plain model or refuses with a sentence.
+"""Modified models: every function that runs, saves, inspects or counts a model agrees with what the modified model
+computes, or refuses it with an error.
 
-A case is a random config and one modification. Nothing here knows which modifications a tool accepts; the truth is what
-the modified model itself computes.
+A case is a random config and one modification. The tests do not list which modifications a function accepts; the
+reference is the output of the modified model.
 """
 
 import math
@@ -64,14 +64,14 @@ class Sharper(Attention):
 
 
 class Averaging(nn.Module):
-    """Another mixing of tokens, with the interface of attention."""
+    """Averages all tokens, with the interface of attention."""
 
     def forward(self, x: Tensor, bias: Any = None) -> Tensor:
         return x.mean(1, keepdim=True).expand_as(x)
 
 
 def layers(model: Any) -> Any:
-    """The container of what is repeated: blocks, or units of a stage."""
+    """Return the list of blocks of a ViT, or of units of a BiT stage."""
     return model.blocks if isinstance(model, VisionTransformer) else model.backbone.stages[0]
 
 
@@ -101,7 +101,7 @@ def frozen(model: Any) -> None:
 
 
 def one_weight(model: Any) -> None:
-    """Two layers with one weight."""
+    """Share one weight between two layers."""
     if isinstance(model, VisionTransformer):
         model.blocks[-1].norm2.weight = model.blocks[0].norm1.weight
     else:
@@ -167,7 +167,7 @@ def eager(module: nn.Module) -> nn.Module:
     return compiled
 
 
-# For a ViT alone where the name begins with one of its parts. What it returns, if anything, is the model.
+# Names that begin with a part of a ViT are for ViTs only. A returned value replaces the model.
 MODIFICATIONS: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda m: None,
     "hook on a layer": lambda m: layers(m)[0].register_forward_hook(twice) and None,
@@ -220,7 +220,7 @@ NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def possible(config: ViTConfig | BiTConfig, name: str) -> bool:
-    """Whether a modification leaves a model of this config that can be run."""
+    """Whether a model of this config can run after the modification."""
     if isinstance(config, BiTConfig):
         return not name.startswith(FOR_VITS)
     return name != "attention: other heads" or not config.qk_norm
@@ -237,7 +237,7 @@ def modified(config: ViTConfig | BiTConfig, name: str) -> Any:
 
 @contextmanager
 def attention_in_the_open(calls: list[Tensor]) -> Iterator[None]:
-    """Attention by its definition instead of the fused kernel, and its weights kept."""
+    """Compute attention without the fused kernel, and record its weights."""
     fused = F.scaled_dot_product_attention
 
     def spelled_out(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -257,11 +257,11 @@ def attention_in_the_open(calls: list[Tensor]) -> Iterator[None]:
 
 
 class Truth:
-    """What a model computes for some images, and how."""
+    """Reference outputs of a model for some images, with attention weights."""
 
     def __init__(self, model: Any, config: ViTConfig | BiTConfig):
         self.config, self.narrow = config, next(model.parameters()).dtype in NARROW.values()
-        # Products of half precision are not for every CPU: such a model is run with the same weights in float32.
+        # Not every CPU supports half precision: such a model runs with the same weights in float32.
         self.plain = deepcopy(model).float() if self.narrow else model
         self.dtype = next(self.plain.parameters()).dtype
         self.x = images(2, config.channels, *vitreous.models.checks.pair(config.image_size))
@@ -269,7 +269,7 @@ class Truth:
             self.logits = self.plain(self.x.to(self.dtype)).float()
 
     def attention(self) -> tuple[list[Tensor], Tensor]:
-        """The weights of all calls, with a graph to the logits."""
+        """Return the attention weights of all layers, with a graph to the logits."""
         calls: list[Tensor] = []
         with attention_in_the_open(calls):
             logits = self.plain(self.x.to(self.dtype))
@@ -283,7 +283,7 @@ def near(ours: Tensor, truth: Tensor, most: float = 1e-4) -> None:
 
 
 def agrees(check: Callable[[], None]) -> bool:
-    """Whether there was an answer, which is then right; otherwise it was refused."""
+    """Check the result of a function. Return False if it refused the model."""
     try:
         check()
     except VitreousError:
@@ -301,14 +301,14 @@ def runs_fast(model: Any, truth: Truth) -> None:
         before = [p.clone() for p in model.parameters()]
         for p in model.parameters():
             p.mul_(-2)
-        near(run(truth.x), truth.logits)  # a snapshot
+        near(run(truth.x), truth.logits)  # it works on a copy
         for p, value in zip(model.parameters(), before, strict=True):
             p.copy_(value)
 
 
 def is_eligible_only_as_built(model: Any, truth: Truth) -> None:
-    """A fast path knows a model by its config and its parameters. It may take none that computes something else than a
-    new model with these, in training too."""
+    """A fast path uses only config and parameters of a model. It must refuse a model that computes something else than
+    a new model with these, also in training."""
     if all(ineligibility_reason(model, path) is not None for path in (CPU, BF16, FP8, TRAINING)):
         return
     new = build_model(model.config).to(truth.dtype)
@@ -319,7 +319,7 @@ def is_eligible_only_as_built(model: Any, truth: Truth) -> None:
     keys = torch.arange(2)
     for one in (truth.plain, new):
         one.train().zero_grad()
-        torch.manual_seed(0)  # attention dropout has no keys
+        torch.manual_seed(0)  # attention dropout is not keyed
         with keyed_drops(one, keys):
             one(truth.x.to(truth.dtype)).square().sum().backward()
         found.append({name: p.grad for name, p in one.named_parameters(remove_duplicate=False) if p.requires_grad})
@@ -346,7 +346,7 @@ def is_counted(model: Any, truth: Truth) -> None:
     assert found.parameters == sum(p.numel() for p in model.parameters())
     try:
         meta = deepcopy(unwrapped(model)).float().to("meta")
-    except RuntimeError:  # of a pruned weight there is no copy
+    except RuntimeError:  # a pruned weight cannot be copied
         return
     with FlopCounterMode(display=False) as counter:
         meta(truth.x[:1].to("meta"))
@@ -371,7 +371,7 @@ def shows_rollout(model: Any, truth: Truth) -> None:
 
 
 def taken(truth: Truth, calls: list[Tensor]) -> Tensor:
-    """What the head takes from each token."""
+    """Return the weight of each token in the pooling of the head."""
     config, tokens = truth.config, calls[0].shape[-1]
     share = torch.zeros(2, tokens)
     if config.pool == "map":
@@ -404,7 +404,7 @@ def shows_depth(model: Any, truth: Truth) -> None:
 
 
 def shows_tokens(model: Any, truth: Truth) -> None:
-    """The tokens behind the last block are what it gave, seen from a hook."""
+    """The tokens after the last block equal its output, recorded by a hook."""
     found = inspection.tokens.patch_tokens(model, truth.x, -1)
     kept: list[Tensor] = []
     whole: Any = unwrapped(truth.plain)
@@ -421,7 +421,7 @@ def shows_tokens(model: Any, truth: Truth) -> None:
 
 
 def shows_filters(model: Any, truth: Truth) -> None:
-    """Of a linear map, seen from what it makes of single pixels."""
+    """Compared with the response of the patch embedding to single pixels."""
     found = inspection.embedding_filters(model, 4)
     whole: Any = unwrapped(truth.plain)
     height, width = whole.config.patch_size
@@ -440,7 +440,7 @@ def tools(config: ViTConfig | BiTConfig, narrow: bool) -> dict[str, Callable[[An
         "save": is_saved,
         "cost": is_counted,
     }
-    if narrow:  # what runs the model itself would do so in half precision
+    if narrow:  # functions that run the model itself would run it in half precision
         return found
     found["tokens"] = shows_tokens
     if isinstance(config, ViTConfig):
@@ -460,25 +460,25 @@ few = settings(
     deadline=None,
     derandomize=True,
     database=None,
-    phases=[Phase.explicit, Phase.generate],  # a failure is shown as it was drawn, at once
+    phases=[Phase.explicit, Phase.generate],  # show a failing example without shrinking it
     suppress_health_check=list(HealthCheck),
 )
 
 
 def answers(config: ViTConfig | BiTConfig, name: str) -> set[str]:
-    """The tools that gave an answer for a modified model, all of which were right; the others have refused it."""
+    """Return the functions that accepted a modified model. All their results are checked."""
     model = modified(config, name)
     truth = Truth(model, config)
     checks = tools(config, truth.narrow)
     return {tool for tool, check in checks.items() if agrees(lambda check=check: check(model, truth))}
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # a warning of torch.compile
 @pytest.mark.parametrize("name", MODIFICATIONS)
 @given(st.one_of(vits, vits, vits, bits))
 @example(PLAIN)
 @few
-def test_every_tool_agrees_with_the_model_or_refuses(name: str, config: ViTConfig | BiTConfig) -> None:
+def test_every_function_agrees_with_the_model_or_refuses_it(name: str, config: ViTConfig | BiTConfig) -> None:
     assume(possible(config, name))
     found = answers(config, name)
     if name in ("nothing", "frozen", "hook that looks", "layer compiled in place", "compiled model"):
@@ -491,15 +491,15 @@ def test_every_tool_agrees_with_the_model_or_refuses(name: str, config: ViTConfi
 @given(vits)
 @example(PLAIN)
 @settings(few, max_examples=20)
-def test_models_as_they_were_built_do_take_the_fast_path(config: ViTConfig) -> None:
-    """Or the test above would prove nothing: the plain model always agrees with itself."""
+def test_unmodified_models_take_the_fast_path(config: ViTConfig) -> None:
+    """Otherwise the test above would prove nothing, since the plain path always agrees."""
     possible = config.position != "relative" and not config.qk_norm and config.backbone is None
     assert possible or config != PLAIN
     assert (accelerate(modified(config, "nothing")).path == "packed weights") == possible
 
 
 def compiled_eagerly(module: nn.Module, **options: Any) -> None:
-    """In place, by torch's tracer but not by its slow compiler."""
+    """Compile in place with torch's tracer, but without its slow compiler."""
     module._compiled_call_impl = torch.compile(module._call_impl, backend="eager", **options)
 
 
@@ -509,18 +509,18 @@ def differentiated(model: Any, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # a warning of torch.compile
 @pytest.mark.parametrize("name", [name for name in MODIFICATIONS if name not in NOT_TRAINED])
-def test_a_step_of_training_has_the_gradients_of_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled as training does it, which for a standard model on a GPU would be by fused kernels."""
+def test_training_gradients_equal_those_of_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled as in training; a standard model on a GPU would use fused kernels."""
     model = modified(PLAIN, name).train()
-    torch._dynamo.reset()  # after many other models torch would not compile another
+    torch._dynamo.reset()  # torch limits the number of compiled versions
     monkeypatch.setattr(nn.Module, "compile", compiled_eagerly)
     monkeypatch.setattr("vitreous.training.engine.kernels_unavailable_reason", lambda device: None)
     assert (choose_training_path(model, "bf16") == "fused kernels") == (name in ("nothing", "frozen"))
     engine = synthetic_engine(model, 4, (16, 16), "fp32")
     batch = synthetic_batch(model, 4, (16, 16))
-    batch.labels.clamp_(max=3)  # the least that a head here has
+    batch.labels.clamp_(max=3)  # the smallest head of these configs
     expected = differentiated(model, (batch.rows / 255 - 0.5) / 0.5, batch.labels)
     engine.compile()
     if not agrees(lambda: engine.step(batch, 0, 4, World()) and None):

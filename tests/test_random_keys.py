@@ -1,4 +1,4 @@
-"""Numbers drawn from keys: uniform, independent of each other, and never of the batch they are drawn in."""
+"""Keyed random numbers are uniform, independent of each other, and independent of the batch."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ def keys(seed: int = 0, count: int = MANY, first: int = 0) -> Tensor:
 
 
 def one_each(seed: int = 0, purpose: str = "crop", place: int = 0, first: int = 0) -> np.ndarray:
-    """One number for each of many positions."""
+    """Return one number for each of many positions."""
     return random_keys.uniform(keys(seed, first=first), purpose, place + 1)[:, place].numpy()
 
 
-def test_the_mixer_is_splitmix64() -> None:
-    """Against the first numbers of the published generator from seed 1234567, which are unsigned."""
+def test_the_hash_is_splitmix64() -> None:
+    """Compared with the first (unsigned) numbers of the published generator for seed 1234567."""
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     states = [(1234567 + k * 0x9E3779B97F4A7C15) % 2**64 for k in range(1, 5)]
     signed = torch.tensor([state - 2**64 if state >= 2**63 else state for state in states])
@@ -37,7 +37,7 @@ def test_types_and_range() -> None:
     assert numbers.dtype == torch.float32
     assert numbers.min() >= 0
     assert numbers.max() < 1
-    assert torch.equal(numbers * 2**24, (numbers * 2**24).round())  # 24 bits, all that float32 holds evenly
+    assert torch.equal(numbers * 2**24, (numbers * 2**24).round())  # 24 bits, the precision of float32
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**61])
@@ -49,7 +49,7 @@ def test_uniform_over_positions(seed: int, purpose: str, place: int) -> None:
     assert stats.kstest(numbers, "uniform").pvalue > 1e-4
 
 
-def test_uniform_over_places() -> None:
+def test_uniform_over_indices() -> None:
     for position in (0, 1, 10**12):
         numbers = random_keys.uniform(keys(count=1, first=position), "dropout", MANY)[0].numpy()
         assert stats.kstest(numbers, "uniform").pvalue > 1e-4
@@ -70,12 +70,12 @@ def test_uniform_over_places() -> None:
 def test_nothing_is_correlated(other: dict) -> None:
     one, two = one_each(), one_each(**other)
     assert abs(np.corrcoef(one, two)[0, 1]) < 5 / MANY**0.5
-    cells = np.histogram2d(one, two, bins=16, range=[[0, 1], [0, 1]])[0]  # nor dependent in any other way
+    cells = np.histogram2d(one, two, bins=16, range=[[0, 1], [0, 1]])[0]  # nor otherwise dependent
     assert stats.chisquare(cells.ravel()).pvalue > 1e-4
 
 
-def test_streams_draw_by_themselves() -> None:
-    """The layers of a model: each has keys of its own."""
+def test_split_keys_are_independent() -> None:
+    """Each layer of a model has its own keys."""
     made = random_keys.split_keys(keys(), 3)
     assert made.shape == (MANY, 3)
     first, second, third = (random_keys.uniform(stream, "depth", 1)[:, 0].numpy() for stream in made.unbind(1))
@@ -85,7 +85,7 @@ def test_streams_draw_by_themselves() -> None:
     assert len(made.unique()) == made.numel()
 
 
-def test_the_same_however_the_batch_is_cut() -> None:
+def test_numbers_do_not_depend_on_the_batch() -> None:
     whole = random_keys.uniform(keys(3, 100), "erase", 7)
     for size in (1, 3, 64, 99):
         parts = [random_keys.uniform(part, "erase", 7) for part in keys(3, 100).split(size)]
@@ -96,7 +96,7 @@ def test_the_same_however_the_batch_is_cut() -> None:
     assert torch.equal(random_keys.uniform(keys(3, 100)[shuffled], "erase", 7), whole[shuffled])
 
 
-def test_a_number_is_the_same_however_many_are_drawn() -> None:
+def test_numbers_do_not_depend_on_the_count() -> None:
     made = keys(count=10)
     assert torch.equal(random_keys.uniform(made, "crop", 4), random_keys.uniform(made, "crop", 9)[:, :4])
     places = torch.tensor([[8, 0], [3, 3]])
@@ -110,7 +110,7 @@ def test_positions_of_any_integer_type() -> None:
     assert random_keys.keys(0, torch.tensor(5)) == keys(count=9)[5]
 
 
-def test_no_two_keys_alike() -> None:
+def test_keys_are_unique() -> None:
     million = 1_000_000
     made = torch.cat([keys(0, million), keys(1, million), keys(0, 1000, first=10**15)])
     assert len(made.unique()) == len(made)

@@ -1,4 +1,4 @@
-"""Only regular files are opened: a pipe is not waited for, and a device is not read until memory ends."""
+"""Only regular files are opened: a pipe does not block, and a device is not read."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from vitreous.errors import SystemFaultError, VitreousError
 from vitreous.utils.regular_files import is_system_fault, open_regular, read_regular, system_fault
 
 
-def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
+def test_a_regular_file_is_read_completely(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"glass")
     (tmp_path / "link").symlink_to(tmp_path / "a")
     assert read_regular(tmp_path / "a") == read_regular(str(tmp_path / "link"), max_bytes=5) == b"glass"
@@ -19,7 +19,7 @@ def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
         assert not os.get_inheritable(file.fileno())
 
 
-def test_anything_else_is_refused_at_once(tmp_path: Path) -> None:
+def test_other_files_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "to the fifo").symlink_to(tmp_path / "fifo")
@@ -43,7 +43,7 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
         read_regular(tmp_path / "sparse", max_bytes=1000)
 
 
-def test_the_systems_errors_are_told_from_the_files(tmp_path: Path) -> None:
+def test_system_errors_are_distinguished_from_file_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         open_regular(tmp_path / "none")
     assert not is_system_fault(missing.value)
@@ -55,5 +55,5 @@ def test_the_systems_errors_are_told_from_the_files(tmp_path: Path) -> None:
         assert isinstance(fault, VitreousError)
         assert str(fault).startswith("x.jpg: cannot be read: ")
         assert "\n" not in str(fault)
-    assert not is_system_fault(OSError("image file is truncated"))  # a library's own
+    assert not is_system_fault(OSError("image file is truncated"))  # of a library
     assert is_system_fault(MemoryError())

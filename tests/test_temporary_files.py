@@ -1,4 +1,4 @@
-"""What a killed process left of writing a file is removed by the next one that writes it."""
+"""Temporary files of a killed process are removed by the next process that writes the same file."""
 
 import os
 import subprocess
@@ -19,13 +19,13 @@ from vitreous.utils.temporary_files import remove_leftovers, temporary_name
 
 @pytest.fixture(scope="module")
 def dead() -> int:
-    """The number of a process that has ended."""
+    """Return the id of a process that has ended."""
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     return int(ended.stdout)
 
 
 def leftovers(path: Path, dead: int) -> list[Path]:
-    """Files as processes leave them: of a dead one, of this one, of another file, and one that is none of them."""
+    """Create temporary files of a dead process, of this process and of another file, and an unrelated file."""
     beside = path.with_name(f"other{path.suffix}")
     files = [path.with_name(f".{path.name}.{dead}.tmp"), temporary_name(path), path.with_name(f".{path.name}.x.tmp")]
     files += [beside.with_name(f".{beside.name}.{dead}.tmp")]
@@ -34,7 +34,7 @@ def leftovers(path: Path, dead: int) -> list[Path]:
     return files
 
 
-def test_what_is_replaced(tmp_path: Path, dead: int) -> None:
+def test_replacing_a_file_removes_leftovers(tmp_path: Path, dead: int) -> None:
     for name in ("a.json", "odd[1]*.json"):
         path = tmp_path / name
         of_dead, own, odd, other = leftovers(path, dead)
@@ -42,13 +42,13 @@ def test_what_is_replaced(tmp_path: Path, dead: int) -> None:
             temporary.write_text("whole")
         assert path.read_text() == "whole"
         assert not of_dead.exists()
-        assert not own.exists()  # it was this process that wrote
+        assert not own.exists()  # a file of this process
         assert odd.exists()
         assert other.exists()
 
 
-def test_a_process_with_the_number_of_a_killed_one(tmp_path: Path) -> None:
-    """In a container a program has the same number each time: what lies here from before its start is a leftover."""
+def test_a_process_with_the_id_of_a_killed_one(tmp_path: Path) -> None:
+    """In a container a program often has the same process id: files older than its start are leftovers."""
     model, run = tmp_path / "model", tmp_path / "run"
     for path in (model, run):
         leftover = temporary_name(path)
@@ -61,14 +61,14 @@ def test_a_process_with_the_number_of_a_killed_one(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/half"))
 
 
-def test_a_folder_that_is_being_written_stays(tmp_path: Path) -> None:
+def test_a_folder_that_is_being_written_is_kept(tmp_path: Path) -> None:
     fresh = temporary_name(tmp_path / "model")
     fresh.mkdir()
     remove_leftovers(tmp_path / "model")
     assert fresh.is_dir()
 
 
-def test_a_sheet(tmp_path: Path, dead: int) -> None:
+def test_a_contact_sheet(tmp_path: Path, dead: int) -> None:
     data = open_data(classes(tmp_path / "set", {"a": 3, "b": 3}))
     path = tmp_path / "sheet.png"
     path.write_text("the old one")
@@ -78,7 +78,7 @@ def test_a_sheet(tmp_path: Path, dead: int) -> None:
     assert not of_dead.exists()
 
 
-def test_names_fit_however_long_they_are(tmp_path: Path) -> None:
+def test_long_names(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 250 + ".json")
     with atomic_file(path) as temporary:
         temporary.write_text("whole")

@@ -13,6 +13,7 @@ from vitreous.data.digests import UNREADABLE
 from vitreous.errors import VitreousError
 from vitreous.utils.json_files import read_json
 from vitreous.weights.containers import write_tensors
+from vitreous.weights.model_info import tensors_digest
 from vitreous.weights.safetensors_file import SafetensorsFile
 
 FILE = "image_digests.safetensors"  # in a run directory
@@ -35,7 +36,8 @@ class SeenImages:
 
     def write(self, folder: Path) -> None:
         tensors = {name: getattr(self, name) for name in SPLITS}
-        write_tensors(folder / FILE, tensors, {"format": "pt", "digest": "blake2b, 64 bits, of the stored bytes"})
+        metadata = {"format": "pt", "digest": "blake2b, 64 bits, of the stored bytes", "sum": tensors_digest(tensors)}
+        write_tensors(folder / FILE, tensors, metadata)
 
     @classmethod
     def read(cls, folder: Path) -> "SeenImages | None":
@@ -45,7 +47,11 @@ class SeenImages:
             return None
         try:
             file = SafetensorsFile(path)
-            return cls(*(file[name].clone() for name in SPLITS))
+            tensors = {name: file[name].clone() for name in SPLITS}
+            digest = tensors_digest(tensors)
+            if file.metadata.get("sum", digest) != digest:
+                raise VitreousError("its content does not match its checksum: it is damaged")
+            return cls(**tensors)
         except (VitreousError, KeyError, OSError) as error:
             raise VitreousError(f"{path}: cannot be read ({error}); remove it to continue without it") from error
 

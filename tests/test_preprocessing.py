@@ -386,7 +386,8 @@ def test_errors_name_truncated_and_unsuitable_files(tmp_path: Path) -> None:
     ids=["size", "wide", "short side", "squashed", "huge", "huge and negative"],
 )
 def test_huge_sizes_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(VitreousError, match=r"Preprocessing\.(size|resize) = .*(more than 67,108,864 pixels|positive|1,048,576 pixels or less)"):
+    message = r"Preprocessing\.(size|resize) = .*(more than 67,108,864 pixels|positive|1,048,576 pixels or less)"
+    with pytest.raises(VitreousError, match=message):
         Preprocessing(**fields)
     with pytest.raises(VitreousError, match=r"Preprocessing\."):
         Preprocessing.from_json(fields)

@@ -413,9 +413,7 @@ def test_huggingface_preprocessing_and_labels(tmp_path: Path) -> None:
         theirs = processor(picture, return_tensors="pt").pixel_values[0]
         ours = back.preprocessing(torchvision.transforms.functional.to_pil_image(picture))
         assert ours.shape == theirs.shape
-        assert (
-            ours - theirs
-        ).abs().mean() < 2 / 255  # torchvision rounds differently from Pillow
+        assert (ours - theirs).abs().mean() < 2 / 255  # torchvision rounds differently from Pillow
 
 
 def test_huggingface_dinov2_classifier_is_refused_and_its_features_are_not(tmp_path: Path) -> None:

@@ -174,3 +174,16 @@ def test_coverage_of_the_confidence_interval() -> None:
         assert 0.92 < sum(covered) / len(covered) < 0.985
     assert wilson_interval(1.0, 10) == (pytest.approx(0.7225, abs=1e-3), pytest.approx(1.0))
     assert wilson_interval(0.0, 10)[0] == 0
+
+
+def test_damaged_digests_are_not_blamed_on_the_images(tmp_path: Path) -> None:
+    seen = SeenImages.of({"train": torch.arange(1, 9), "val": torch.arange(3)})
+    seen.write(tmp_path)
+    read = SeenImages.read(tmp_path)
+    assert read is not None
+    assert torch.equal(read.train, seen.train)
+    content = bytearray((tmp_path / FILE).read_bytes())
+    content[-70] ^= 1
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(VitreousError, match=f"{FILE}: cannot be read .*damaged"):
+        SeenImages.read(tmp_path)

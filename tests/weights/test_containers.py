@@ -812,9 +812,7 @@ def test_folders_of_killed_processes_are_removed_or_restored(tmp_path: Path) -> 
         shutil.copytree(folder, tmp_path / f".x.{gone}.{ending}")
     vitreous.save(model, folder, to="timm")
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
-    folder.rename(
-        tmp_path / f".x.{gone}.old"
-    )  # the last complete folder
+    folder.rename(tmp_path / f".x.{gone}.old")  # the last complete folder
     (tmp_path / f".x.{gone}.tmp").mkdir()
     vitreous.save(tiny_vit(), tmp_path / "in.safetensors")
     _, err = limited(convert_with_little_room, tmp_path / "in.safetensors", folder, "timm", seconds=60)

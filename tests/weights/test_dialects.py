@@ -141,9 +141,7 @@ def test_our_models_survive_every_dialect(dialect: str, dtype: torch.dtype, tmp_
     back = vitreous.load(path, heads=3 if dialect in ("torchvision", "dino", "dinov2") else None, dtype=None)
     assert back.report.dialect == dialect
     identical(dict(model.state_dict()), dict(back.state_dict()))
-    scale = replace(
-        back.config, layer_scale=model.config.layer_scale
-    )  # its initial value is not stored
+    scale = replace(back.config, layer_scale=model.config.layer_scale)  # its initial value is not stored
     assert scale == model.config
 
 

@@ -212,9 +212,7 @@ def deflate_bomb(path: Path) -> None:
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (size // 4,)})
     start = header.getvalue()
     piece, packer, check = bytes(4 * 2**20), zlib.compressobj(9, zlib.DEFLATED, -15), zlib.crc32(start)
-    packed = packer.compress(piece) + packer.flush(
-        zlib.Z_FULL_FLUSH
-    )  # then the same input gives the same bytes
+    packed = packer.compress(piece) + packer.flush(zlib.Z_FULL_FLUSH)  # then the same input gives the same bytes
     for _ in range(300):
         check = zlib.crc32(piece, check)
     stored = b"\0" + struct.pack("<HH", len(start), len(start) ^ 0xFFFF) + start  # a block that is not compressed

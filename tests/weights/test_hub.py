@@ -153,9 +153,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answers)
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.failures: dict[str, int] = {}  # repository -> HTTP status of its answers
-        self.silent: set[str] = (
-            set()
-        )  # repositories that do not answer; "HEAD repository": only to HEAD
+        self.silent: set[str] = set()  # repositories that do not answer; "HEAD repository": only to HEAD
         self.sent: dict[str, bytes] = {}  # repository/file -> other content that is sent instead
         self.stalls: dict[str, int] = {}  # repository/file -> number of bytes after which sending stops
         self.trickles: set[str] = set()  # repository/file: sent byte by byte, which would take hours

@@ -15,6 +15,8 @@ from vitreous.data.fingerprint import dataset_fingerprint
 from vitreous.data.open_data import absolute_data_path, open_data
 from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result
+from vitreous.evaluation.training_images import FILE as DIGESTS_FILE
+from vitreous.evaluation.training_images import SeenImages
 from vitreous.training import comparison_run, initial_weights, lr_search
 from vitreous.training.config import TrainConfig
 from vitreous.training.distributed import World
@@ -155,6 +157,10 @@ def _continue(
     if plan.lr_candidates:
         return _search_and_train(data, plan, directory, weights, reporter, world)
     loaders = build_loaders(data, plan, world, reporter)
+    if SeenImages.read(directory.path) is None:
+        reporter.note(
+            f"{DIGESTS_FILE} is missing: images that were replaced since the run was started are not detected"
+        )
     record_images(directory, loaders, plan.config, world)
     _report_unreadable(loaders, directory, reporter, world)
     engine = build_engine(data, plan, loaders, weights)

@@ -159,7 +159,7 @@ def _continue(
     loaders = build_loaders(data, plan, world, reporter)
     if SeenImages.read(directory.path) is None:
         reporter.note(
-            f"{DIGESTS_FILE} is missing: images that were replaced since the run was started are not detected"
+            f"{DIGESTS_FILE} is missing: images replaced since the run was started are not detected"
         )
     record_images(directory, loaders, plan.config, world)
     _report_unreadable(loaders, directory, reporter, world)

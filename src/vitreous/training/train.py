@@ -158,9 +158,7 @@ def _continue(
         return _search_and_train(data, plan, directory, weights, reporter, world)
     loaders = build_loaders(data, plan, world, reporter)
     if SeenImages.read(directory.path) is None:
-        reporter.note(
-            f"{DIGESTS_FILE} is missing: images replaced since the run was started are not detected"
-        )
+        reporter.note(f"{DIGESTS_FILE} is missing: images replaced since the run was started are not detected")
     record_images(directory, loaders, plan.config, world)
     _report_unreadable(loaders, directory, reporter, world)
     engine = build_engine(data, plan, loaders, weights)

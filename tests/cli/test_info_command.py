@@ -73,8 +73,8 @@ def test_labels_notes_and_ignored_tensors(folder: Path, capsys: pytest.CaptureFi
     assert rows(capsys.readouterr().out)["labels"] == "ant, bee, cat, dog, elk and 2 more"
     assert run("script.pth", "--heads", "3") == 0
     table = rows(capsys.readouterr().out)
-    assert table["ignored"] == "epoch: beside 'teacher'"
-    assert table["note"].startswith("loaded the weights under 'teacher'; other keys beside it: 'epoch'")
+    assert table["ignored"] == "epoch: not under 'teacher'"
+    assert table["note"].startswith("loaded the weights under 'teacher'; other keys in the file: 'epoch'")
     assert run("bit.npz") == 0
     assert rows(capsys.readouterr().out)["format"] == "bit (npz, float32)"
 

@@ -252,7 +252,7 @@ def test_sharded_checkpoint_with_a_fault(tmp_path: Path) -> None:
     [
         (lambda state: state, []),
         (lambda state: {"model": state}, []),
-        (lambda state: {"state_dict": state, "epoch": 3}, ["'state_dict'; other keys beside it: 'epoch'"]),
+        (lambda state: {"state_dict": state, "epoch": 3}, ["'state_dict'; other keys in the file: 'epoch'"]),
         (
             lambda state: {
                 "student": {"a": torch.ones(1)},
@@ -260,11 +260,11 @@ def test_sharded_checkpoint_with_a_fault(tmp_path: Path) -> None:
                 "optimizer": {"state": {}, "param_groups": [{"lr": 1.0}]},
                 "args": argparse.Namespace(lr=0.1, name="x"),
             },
-            ["'teacher'; other keys beside it: 'student', 'optimizer', 'args'"],
+            ["'teacher'; other keys in the file: 'student', 'optimizer', 'args'"],
         ),
         (
             lambda state: {"model": {"state_dict": state}, "model_ema": None},
-            ["'model'; other keys beside it: 'model_ema'"],
+            ["'model'; other keys in the file: 'model_ema'"],
         ),
         (lambda state: {f"module.{name}": tensor for name, tensor in state.items()}, []),
         (lambda state: {name: torch.nn.Parameter(tensor) for name, tensor in state.items()}, []),

@@ -423,7 +423,7 @@ def test_dino_under_wrappers_and_prefixes(prefix: str, wrapper: tuple[str, ...],
     if "backbone" in prefix:
         assert "the projection head of self-supervised training" in report.ignored.values()
     if wrapper:
-        assert report.ignored["epoch"] == f"beside {wrapper[0]!r}"
+        assert report.ignored["epoch"] == f"not under {wrapper[0]!r}"
 
 
 def test_a_requested_size_also_changes_the_preprocessing(tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ def folder(path: Path) -> None:
 
 
 @case("folder", "FILE: config.json is a named pipe .FIFO., not a regular file")
-def pipe_beside_the_weights(path: Path) -> None:
+def pipe_next_to_the_weights(path: Path) -> None:
     write_tensors(path.parent / "model.safetensors", state())
     os.mkfifo(path.parent / "config.json")
 

@@ -46,7 +46,7 @@ def confusions(result: Result, classes: Sequence[str]) -> str:
     counts = np.array(result.confusion, dtype=np.int64)
     matrix = _matrix(counts, classes) if len(counts) <= MAX_DRAWN else ""
     legend = f'<p class="quiet">{LEGEND}</p>' if matrix else ""
-    return f'{legend}<div class="beside">{matrix}{_pairs(counts, classes, 10 if matrix else 20)}</div>'
+    return f'{legend}<div class="columns">{matrix}{_pairs(counts, classes, 10 if matrix else 20)}</div>'
 
 
 def _matrix(counts: NDArray[np.int64], classes: Sequence[str]) -> str:

@@ -129,7 +129,7 @@ def _sections(page: InspectionPage) -> list[Section]:
 
 
 STAGE = """<div id="images" class="group" role="group" aria-label="Image"></div>
-<div class="look">
+<div class="view">
 <figure class="stage"><canvas id="picture" tabindex="0" role="application" aria-describedby="keys"></canvas>
 <figcaption><p id="caption" aria-live="polite"></p>CAPTION</figcaption></figure>
 SIDE</div>

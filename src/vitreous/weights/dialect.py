@@ -28,7 +28,7 @@ class Hints:
     preprocessor_json: dict[str, Any] = field(default_factory=dict)  # preprocessor_config.json
     heads: int | None = None
     native_size: Size | None = None  # image size of the weights, from config.json
-    image_size: Size | None = None  # size that the caller asked for: decides the grid if it is not square
+    image_size: Size | None = None  # requested size: decides the grid if it is not square
     features_only: bool = False  # the caller discards the head
 
 

@@ -192,7 +192,7 @@ def _ignored_tensors(tensors: Tensors, prefix: str, dinov2: bool, hints: Hints) 
         elif name.startswith("decoder."):
             ignored[name] = "the decoder of a masked autoencoder"
         elif name.startswith(f"{prefix}pooler.") and classifier:
-            ignored[name] = "a pooler beside a classifier is not used"
+            ignored[name] = "a pooler that the classifier does not use"
         elif name.startswith("classifier.") and dinov2:
             if not hints.features_only:
                 raise VitreousError(

@@ -112,7 +112,7 @@ def infer_position_grid(
     """Return which tokens besides the patches have a positional embedding, and the grid of the patches.
 
     `entries` is the length of the table, `candidates` the number of other tokens for each value of `position_slots`.
-    The length alone is ambiguous. In this order: the size in config.json, a square grid, the size that was asked for.
+    The length alone is ambiguous. In this order: the size in config.json, a square grid, the requested size.
     """
     native, requested = _grid_of(hints.native_size, patch), _grid_of(hints.image_size, patch)
     for kind, slots in candidates.items():

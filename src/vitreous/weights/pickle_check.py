@@ -375,7 +375,7 @@ def _result(name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def _check_tensor(storage: Any, offset: Any, sizes: Any, strides: Any, dtype: Global | None = None) -> None:
-    """Check that a tensor lies within its storage. Otherwise torch would enlarge the storage."""
+    """Check that a tensor is inside its storage. Otherwise torch would enlarge the storage."""
     if not isinstance(storage, Storage) or not isinstance(dtype, Global | None):
         raise TypeError("a tensor without a storage, or without a dtype")
     sizes, strides = _tuple_values(sizes), _tuple_values(strides)

@@ -22,7 +22,7 @@ from vitreous.utils.regular_files import open_regular
 from vitreous.weights.pickle_check import check_pickle
 from vitreous.weights.tensors import InMemoryTensors
 
-# Training scripts save their settings (argparse.Namespace) and numpy scalars beside the weights.
+# Training scripts save their settings (argparse.Namespace) and numpy scalars together with the weights.
 _NUMPY_SCALAR = np.float64(0).__reduce__()[0]
 _SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,
@@ -115,8 +115,8 @@ def _extract_state_dict(content: Any) -> InMemoryTensors:
             raise VitreousError(f"the weights are nested more than {_MAX_NESTING} dicts deep: {'.'.join(keys)}")
         others = [_key_text(other) for other in content if other != key]
         if others:
-            notes.append(f"loaded the weights under {key!r}; other keys beside it: {summarize_names(others)}")
-            ignored |= {".".join((*keys, other)): f"beside {key!r}" for other in others}
+            notes.append(f"loaded the weights under {key!r}; other keys in the file: {summarize_names(others)}")
+            ignored |= {".".join((*keys, other)): f"not under {key!r}" for other in others}
         keys.append(key)
         content = content[key]
     if not isinstance(content, dict):

@@ -231,3 +231,14 @@ def test_only_run_directories_are_replaced(place: Path, capsys: pytest.CaptureFi
     inode = os.stat("run").st_ino  # noqa: PTH116
     assert train() == 0
     assert os.stat("run").st_ino == inode  # noqa: PTH116
+
+
+def test_a_run_with_files_of_the_user_is_not_replaced(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--tensorboard", "--profile") == 0
+    Path("run/notes.txt").write_text("years of work")
+    capsys.readouterr()
+    assert train("--overwrite") == 2
+    assert "run holds other files ('notes.txt')" in capsys.readouterr().err
+    assert Path("run/notes.txt").read_text() == "years of work"
+    Path("run/notes.txt").unlink()
+    assert train("--overwrite") == 0  # all other files are those of a run

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitreous.errors import VitreousError, refuse_url
 from vitreous.training.config import RENAMED_FIELDS
-from vitreous.utils.atomic import atomic_file, replace_folder
+from vitreous.utils.atomic import atomic_file, check_output, replace_folder
 from vitreous.utils.console import printable
 from vitreous.utils.environment import program
 from vitreous.utils.json_files import dump_json, read_json
@@ -23,6 +23,12 @@ from vitreous.utils.temporary_files import remove_leftovers, temporary_name
 
 DESCRIPTION_FIELDS = {"config": dict, "data": str, "choices": list, "command": str, "environment": dict}
 CHOICE_FIELDS = {"field", "value", "why"}
+# Everything that a run and the commands that write to it leave in the directory; and files of Finder and Explorer.
+RUN_FILES = re.compile(
+    r"config\.json|metrics\.jsonl|result\.json|report\.html|state|candidates|inspection|(best|last)\.safetensors"
+    r"|image_digests\.safetensors|bad_(images|batch)\.txt|profile\.json|\.lock|wandb|events\.out\.tfevents\..*"
+    r"|\..*\.tmp|\.DS_Store|Thumbs\.db"
+)
 
 
 class RunDirectory:
@@ -61,6 +67,7 @@ class RunDirectory:
                     " --out"
                 )
             directory.description()
+            check_output(path, overwrite, _run_files)
             directory.overwrite = True
         for parent in path.absolute().parents:
             if parent.exists():
@@ -233,6 +240,11 @@ def _is_record(line: Any) -> bool:
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or not isinstance(line.get("kind"), str):
         return False
     return line["kind"] != "event" or isinstance(line.get("text"), str)
+
+
+def _run_files(folder: Path) -> set[str]:
+    """Return the names of the files in a folder that belong to a run."""
+    return {path.name for path in folder.iterdir() if RUN_FILES.fullmatch(path.name)}
 
 
 def _is_taken(path: Path) -> bool:

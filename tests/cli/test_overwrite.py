@@ -234,7 +234,7 @@ def test_only_run_directories_are_replaced(place: Path, capsys: pytest.CaptureFi
 
 
 def test_a_run_with_files_of_the_user_is_not_replaced(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("--tensorboard", "--profile") == 0
+    assert train("--tensorboard", "--profile", "--duration", "10steps") == 0
     Path("run/notes.txt").write_text("years of work")
     capsys.readouterr()
     assert train("--overwrite") == 2

@@ -31,7 +31,7 @@ def convert_command(  # noqa: PLR0913 (each is a flag)
         target: Output. A folder for timm and huggingface; an .npz file for google, big-vision and bit; a .safetensors
             file for native; a .pth or .safetensors file for the others.
         to: Format to write. google numbers the layers as the released files do.
-        force: Write the checkpoint even if the format cannot express all settings of the model, with a warning, as long
+        force: Write the checkpoint even if the format cannot represent all settings of the model, with a warning, as long
             as it can be loaded again.
         overwrite: Replace OUT if it exists, once the new one is complete.
         num_classes: Number of classes of a new head, which is initialised with zeros. 0: no head. Default: keep the

@@ -133,7 +133,7 @@ def test_guesses_are_one_line_and_absent_after_a_conversion(folder: Path, capsys
     assert capsys.readouterr().err == ""
     main(["info", "native.safetensors"])  # `info` still lists them
     out = capsys.readouterr().out
-    assert out.count("guess ") == 5
+    assert out.count("conversion guess ") == 5
     assert "heads: 1, the usual number at width 64" in out
 
 

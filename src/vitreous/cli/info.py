@@ -104,7 +104,7 @@ def print_checkpoint(facts: dict[str, Any], preprocessing: str) -> None:
     rows += [(kind, ", ".join(tensors[kind])) for kind in ("unexpected", "missing") if tensors[kind]]
     rows += [("note", note) for note in facts["notes"]]
     # A native file states its settings. Its guesses were made when it was converted, and are shown as its history.
-    label = "guessed then" if facts["dialect"] == "native" else "guess"
+    label = "conversion guess" if facts["dialect"] == "native" else "guess"
     rows += [(label, guess) for guess in facts["guesses"]]
     print_facts(rows)
 

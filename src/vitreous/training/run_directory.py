@@ -26,7 +26,7 @@ CHOICE_FIELDS = {"field", "value", "why"}
 # Everything that a run and the commands that write to it leave in the directory; and files of Finder and Explorer.
 RUN_FILES = re.compile(
     r"config\.json|metrics\.jsonl|result\.json|report\.html|state|candidates|inspection|(best|last)\.safetensors"
-    r"|image_digests\.safetensors|bad_(images|batch)\.txt|profile\.json|\.lock|wandb|events\.out\.tfevents\..*"
+    r"|image_digests\.safetensors|bad_(images|batch)\.txt|profile\.json|\.lock|wandb|tensorboard"
     r"|\..*\.tmp|\.DS_Store|Thumbs\.db"
 )
 

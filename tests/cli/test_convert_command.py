@@ -55,7 +55,7 @@ def test_convert_to_a_file_with_notes(folder: Path, capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert out == "named.npz: google, 0.3 MB\n"
     notes = err.splitlines()
-    assert "vitreous: note: the labels are not stored: the dialect has no place for them" in notes
+    assert "vitreous: note: the labels are not stored: this format cannot store them" in notes
     assert all(note.startswith("vitreous: note: ") for note in notes)
 
 

@@ -135,7 +135,7 @@ def test_features(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert snapshot(Path("out")) == before
     capsys.readouterr()
     assert run(*theirs) == 2
-    assert "name another folder, or replace them with --overwrite" in capsys.readouterr().err
+    assert "give another folder, or replace them with --overwrite" in capsys.readouterr().err
     Path("out/mine.txt").write_text("mine")
     assert run(*theirs, "--overwrite") == 2
     assert "out holds other files ('mine.txt')" in capsys.readouterr().err

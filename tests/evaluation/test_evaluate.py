@@ -163,7 +163,7 @@ def test_default_splits(tmp_path: Path) -> None:
     assert [(name, len(source)) for name, source in [evaluation_split(unsplit)]] == [("all", 20)]
     images = train_and_test_images(unsplit)
     assert (len(images.train), len(images.test)) == (16, 4)
-    assert "set aside" in images.description
+    assert "held out" in images.description
     both = open_data(make_folder(tmp_path / "both", "train", "val"))
     assert evaluation_split(both)[0] == "val"
     assert both.notes == ()

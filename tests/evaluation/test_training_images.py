@@ -32,7 +32,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object)
 def test_images_of_the_run_are_left_out(workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, err = evaluated(capsys, tmp_path, workspace / "photos", "--model", workspace / "run")
     assert (found["split"], found["images"], found["warnings"]) == ("unseen", 18, [])
-    assert found["left_out"] == ("84 training images and 18 validation images of the model's run are left out")
+    assert found["left_out"] == ("84 training images and 18 validation images of the model's run")
     assert "WARNING" not in err
     (scores,) = found["scores"]  # type: ignore[misc]
     result = json.loads((workspace / "run" / "result.json").read_text())["result"]
@@ -90,7 +90,7 @@ def test_validation_images_do_not_select_the_last_weights(
     workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, _ = evaluated(capsys, tmp_path, workspace / "photos", "--model", workspace / "run" / "last.safetensors")
-    assert (found["images"], found["left_out"]) == (36, "84 training images of the model's run are left out")
+    assert (found["images"], found["left_out"]) == (36, "84 training images of the model's run")
     assert found["model"]["selection"] == "last.safetensors, the weights of the last step; not selected otherwise"
 
 

@@ -123,7 +123,7 @@ def test_copies_of_training_images_are_left_out_of_a_held_out_test_split(photos:
     assert 0 < unseen.sum() < len(unseen)
     outcome = train(folder, config(tmp_path / "run", duration="4 steps"), quiet=True)
     assert outcome.result.images == int(unseen.sum())
-    assert re.search(r"test images: \d+ training images .*left out", outcome.selection[-1])
+    assert re.search(r"left out of the test images: copies of \d+ training images", outcome.selection[-1])
     source = Subset(data.test, unseen.nonzero().flatten())
     assert outcome.result.top1 == right(load(outcome.run / "best.safetensors"), source)
 

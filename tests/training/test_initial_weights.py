@@ -177,7 +177,7 @@ def test_matching_model_name_may_be_given() -> None:
         ({"patch_size": 8}, "patch_size = 8: .* patch_size = 4"),
         ({"layer_scale": 0.1}, "layer_scale = 0.1: .* layer_scale = None"),
         ({"model": "S/16"}, "model = 'S/16': .* is a ViT with patch_size = 4, width = 32"),
-        ({"model": "BiT-R50x1"}, "model = 'BiT-R50x1': .* is a ViT; leave out"),
+        ({"model": "BiT-R50x1"}, "model = 'BiT-R50x1': .* is a ViT; remove"),
         ({"model": "S/61"}, "unknown model 'S/61'"),
         ({"image_size": 18}, "18 x 18 px cannot be divided into patches"),
         ({"start": "nowhere"}, "nowhere: no such file or folder"),
@@ -196,7 +196,7 @@ def test_errors_before_anything_is_written(
 
 def test_path_without_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("weights")
-    for source, message in ((folder, "a folder without weights"), (tmp_path / "text.txt", "it holds text")):
+    for source, message in ((folder, "a folder without weights"), (tmp_path / "text.txt", "it contains text")):
         with pytest.raises(VitreousError, match=f"the weights to start from cannot be used: .*{message}"):
             train(folder, with_(source, out=str(tmp_path / "run")), quiet=True)
 

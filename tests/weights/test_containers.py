@@ -292,8 +292,8 @@ def test_values_that_are_not_tensors_are_reported(tmp_path: Path) -> None:
     [
         ([1, 2], "holds a list, not a state dict"),
         (torch.ones(3), "holds a Tensor, not a state dict"),
-        ({}, "no state dict in the file: it holds nothing"),
-        ({"epoch": 3, "model": "x"}, "no state dict in the file: it holds 'epoch', 'model'"),
+        ({}, "no state dict in the file: it contains nothing"),
+        ({"epoch": 3, "model": "x"}, "no state dict in the file: it contains 'epoch', 'model'"),
         (
             timm_state() | {"cls_token": torch.ones(1, 1, 48).to_sparse()},
             "cls_token is a sparse tensor, not a plain tensor",
@@ -417,15 +417,15 @@ def test_a_wrong_suffix_is_ignored(suffix: str, tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "the file is empty"),
-        (b"hello", "it holds text"),
-        (b"hello, this is a longer text\n" * 100, "it holds text"),
-        (b"<!doctype html><html>404</html>", "it holds text"),
-        (b'{"error": "Not found"}', "it holds text"),
-        (bytes(1000), "it holds something else"),
-        (bytes(range(200, 256)) * 10, "it holds something else"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(range(100)), "it holds something else"),
+        (b"hello", "it contains text"),
+        (b"hello, this is a longer text\n" * 100, "it contains text"),
+        (b"<!doctype html><html>404</html>", "it contains text"),
+        (b'{"error": "Not found"}', "it contains text"),
+        (bytes(1000), "it contains something else"),
+        (bytes(range(200, 256)) * 10, "it contains something else"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(range(100)), "it contains something else"),
         (b"PK\x03\x04" + bytes(100), "a zip archive that cannot be read"),
-        (b"PK\x05\x06" + bytes(18), "not a checkpoint of any supported dialect: it holds nothing at all"),
+        (b"PK\x05\x06" + bytes(18), "not a checkpoint of any supported format: it contains nothing at all"),
         (b"\x80\x02", "cannot be read: truncated"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n",
@@ -503,7 +503,7 @@ def test_no_permission(tmp_path: Path) -> None:
         (["downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"], "a ConvNeXt"),
         (["conv_stem.weight", "blocks.0.0.conv_dw.weight"], "depthwise convolutions"),
         (["base_model.model.blocks.0.attn.qkv.lora_A.weight"], "a LoRA adapter"),
-        (["something.weight"], "not a checkpoint of any supported dialect: it holds 'something.weight'"),
+        (["something.weight"], "not a checkpoint of any supported format: it contains 'something.weight'"),
     ],
 )
 def test_other_architectures_are_named(names: list[str], message: str, tmp_path: Path) -> None:

@@ -290,10 +290,10 @@ def broken(tmp_path: Path, parameters: Arrays) -> Path:
         (lambda p: p.update({"cls": p["cls"].astype(np.longdouble)}), "cls holds float128"),
         (lambda p: p["head/kernel"].__setitem__((0, 0), np.nan), "head/kernel holds 1 of 280 values that are not numb"),
         (lambda p: p["cls"].__setitem__((0, 0, 0), -np.inf), "cls holds 1 of 48 values that are not numbers"),
-        (lambda p: p.clear(), "not a checkpoint of any supported dialect: it holds nothing at all"),
+        (lambda p: p.clear(), "not a checkpoint of any supported format: it contains nothing at all"),
         (
             lambda p: [p.clear(), p.update({"a.weight": np.ones(2)})],
-            "of any supported dialect.* 'a.weight'",
+            "of any supported format.* 'a.weight'",
         ),
     ],
 )

@@ -17,7 +17,7 @@ class MeasurementOptions:
     batch_size: int | None = None
     """Images per batch. Default: depends on the model and the device."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
-    """Precision of matrix products; auto: bf16 on a GPU, fp32 on a CPU. fp8: for inference on a GPU."""
+    """Precision of matmuls; auto: bf16 on a GPU, fp32 on a CPU. fp8: for inference on a GPU."""
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1 ...; auto: a GPU if there is one."""
     seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 5.0

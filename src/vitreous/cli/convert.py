@@ -31,15 +31,17 @@ def convert_command(  # noqa: PLR0913 (each is a flag)
         target: Output. A folder for timm and huggingface; an .npz file for google, big-vision and bit; a .safetensors
             file for native; a .pth or .safetensors file for the others.
         to: Format to write. google numbers the layers as the released files do.
-        force: Write the checkpoint even if the format cannot represent all settings of the model, with a warning, as long
-            as it can be loaded again.
+        force: Write the checkpoint even if the format cannot represent all settings of the model, with a warning,
+            as long as it can be loaded again.
         overwrite: Replace OUT if it exists, once the new one is complete.
         num_classes: Number of classes of a new head, which is initialised with zeros. 0: no head. Default: keep the
             head.
         image_size: Image size in pixels for which positions are resampled: one number, or height and width. Default:
             the size of the checkpoint.
-        heads: Number of attention heads, if the checkpoint does not contain it.
-        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it.
+        heads: Number of attention heads, if the checkpoint does not contain it. Default: the usual number
+            for its width.
+        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it. Default:
+            the usual one of its format.
     """
     from vitreous.weights.save import convert
 

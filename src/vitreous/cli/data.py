@@ -80,7 +80,7 @@ def print_description(source: str, found: "Description") -> None:
         ("balance", _balance(found)),
         ("sizes", _sizes(found.sizes)),
         ("colour", _colour(found)),
-        ("unreadable", "none" if not found.unreadable else f"{len(found.unreadable):,} images"),
+        ("unreadable", "none" if not found.unreadable else format_count(len(found.unreadable), "image")),
     ]
     rows += [("", printable(f"{bad.split}: {bad.name}: {bad.reason}")) for bad in found.unreadable[:MAX_LISTED]]
     rows += _and_more(len(found.unreadable))
@@ -136,9 +136,9 @@ def _duplicates(found: "Description") -> list[tuple[str, str]]:
     texts = [f"{count:,} within {split}" for split, count in found.repeated.items() if count]
     for splits, count in found.leaks.items():
         first, second = splits.split("-")
-        texts += [f"{count:,} of {second} are also in {first}"] if count else []
+        texts += [f"{format_count(count, 'image')} of {second} also in {first}"] if count else []
     if differing := sum(group.classes_differ for group in found.copies):
-        texts.append(f"{differing:,} images are in several classes")
+        texts.append(f"{format_count(differing, 'image')} in several classes")
     rows = [("duplicates", "; ".join(texts))]
     in_most_splits = sorted(found.copies, key=lambda group: len({split for split, _ in group.places}), reverse=True)
     for group in in_most_splits[:MAX_LISTED]:

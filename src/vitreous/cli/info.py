@@ -31,9 +31,11 @@ def info_command(
         json: Print one JSON object instead of a table.
         image_size: Image size in pixels for which positions are resampled: one number, or height and width. Default:
             the size of the checkpoint.
-        heads: Number of attention heads, if the checkpoint does not contain it.
+        heads: Number of attention heads, if the checkpoint does not contain it. Default: the usual number
+            for its width.
         strict: Fail if tensors are missing or unexpected. --no-strict lists them.
-        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it.
+        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it. Default:
+            the usual one of its format.
     """
     from vitreous.models.cost import cost
     from vitreous.weights.load import read_checkpoint

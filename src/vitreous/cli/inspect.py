@@ -43,8 +43,10 @@ def inspect_command(
         overwrite: Replace an earlier inspection in --out, once the new one is complete.
         size: Image size in pixels: one number, or height and width. Default: the size of the model.
         device: cpu, cuda, cuda:1 ...; auto: a GPU if there is one.
-        heads: Number of attention heads, if the checkpoint does not contain it.
-        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it.
+        heads: Number of attention heads, if the checkpoint does not contain it. Default: the usual number
+            for its width.
+        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it. Default:
+            the usual one of its format.
     """
     given = _parse_arguments(arguments)
     folder = out or (given.run / "inspection" if given.run else Path("inspection"))

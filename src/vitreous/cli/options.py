@@ -36,9 +36,10 @@ class ModelOptions:
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")]
     """Checkpoint of any supported format, run directory, vitreous-mini, or random:NAME for random weights."""
     heads: OptionalInt = None
-    """Number of attention heads, if the checkpoint does not contain it."""
+    """Number of attention heads, if the checkpoint does not contain it. Default: the usual number for its width."""
     preprocessing: PreprocessingName = None
-    """Preprocessing that the model was trained with, if the checkpoint does not contain it."""
+    """Preprocessing that the model was trained with, if the checkpoint does not contain it. Default: the usual
+    one of its format."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """Evaluation of the features that the head receives."""
+    """Evaluation of the features, the input of the head."""
 
     methods: Annotated[
         tuple[Literal["fewshot", "knn", "probe"], ...],
@@ -96,7 +97,7 @@ class DeviceOptions:
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1 ...; auto: a GPU if there is one."""
     precision: Literal["fp32", "bf16", "fp8"] = "fp32"
-    """Precision of matrix products. fp8 needs a GPU that supports it and gives predictions, not features. Logits differ
+    """Precision of matmuls. fp8 needs a GPU that supports it, and computes predictions, not features. Logits differ
     from those of fp32 by about 1% in bf16 and by 4 to 7% in fp8."""
 
     def resolve(self, note: Callable[[str], object]) -> "tuple[torch.device, Precision]":

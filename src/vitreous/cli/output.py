@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitreous.errors import format_count
 from vitreous.utils.console import STDERR, STDOUT, console, json_text, print_line, printable
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def exit_if_unreadable(reporter: "ProgressReporter", reasons: "Sequence[str]") -
         reporter.note(printable(reason))
     if reasons:
         rest = f" (the first {MAX_NAMED} are listed above)" if len(reasons) > MAX_NAMED else ""
-        reporter.note(f"{len(reasons):,} images cannot be read{rest}; they are left out")
+        reporter.note(f"left out: {format_count(len(reasons), 'image')} that cannot be read{rest}")
         raise SystemExit(1)
 
 

@@ -53,8 +53,10 @@ def predict_command(
             vitreous-mini, which comes with the package.
         top: Number of classes to print per image.
         json: Print one JSON object per line and image, and nothing else on stdout.
-        heads: Number of attention heads, if the checkpoint does not contain it.
-        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it.
+        heads: Number of attention heads, if the checkpoint does not contain it. Default: the usual number
+            for its width.
+        preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it. Default:
+            the usual one of its format.
     """
     from vitreous.data.image_files import find_images
     from vitreous.utils.limits import check_count

@@ -65,7 +65,7 @@ def print_recipes(cards: "list[RecipeCard]") -> None:
         for one in cards:
             table.add_row(*(Text(getattr(one, column)) for column in COLUMNS))
         print_table(table)
-    print_line("vitreous recipes NAME: all about one recipe. vitreous train DATA --recipe NAME: train with it.")
+    print_line("`vitreous recipes NAME` describes one recipe; `vitreous train DATA --recipe NAME` trains with it.")
 
 
 def print_recipe(one: "RecipeCard") -> None:

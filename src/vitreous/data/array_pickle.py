@@ -184,7 +184,7 @@ class _ArrayUnpickler(PYTHON_UNPICKLER):  # type: ignore[misc]
         }
         new_module = module.replace("numpy.core", "numpy._core")  # renamed in numpy 2
         if (new_module, name) not in allowed:
-            raise VitreousError(f"refused: the pickle asks for {module}.{name}, which could run any code")
+            raise VitreousError(f"refused: the pickle refers to {module}.{name}, which could run any code")
         return allowed[new_module, name]
 
     def _encode(self, text: Any, encoding: Any) -> bytes:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from vitreous.data.dataset import DataSet, Source, Subset
 from vitreous.data.digests import image_digests
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, format_count
 from vitreous.evaluation.evaluated_model import EvaluatedModel
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
 from vitreous.evaluation.training_images import SeenImages
 
 UNKNOWN_TRAINING_IMAGES = (
-    "it is not known which images these weights were trained on: TRAINING IMAGES may be among those evaluated. Give the"
-    " run directory as the model to leave them out"
+    "it is not known which images these weights were trained on: the evaluated images may include TRAINING IMAGES."
+    " Give the run directory as the model to leave them out"
 )
 
 
@@ -86,8 +86,8 @@ def find_unseen(seen: SeenImages, digests: Tensor, leave_out: bool) -> UnseenIma
 
 def _describe_seen(trained: Tensor, selected: Tensor) -> str:
     parts = ((trained, "training"), (selected, "validation"))
-    counts = [f"{int(which.sum()):,} {kind} images" for which, kind in parts if which.any()]
-    return f"{' and '.join(counts)} of the model's run are left out"
+    counts = [format_count(int(which.sum()), f"{kind} image") for which, kind in parts if which.any()]
+    return f"{' and '.join(counts)} of the model's run"
 
 
 def _seen_warnings(trained: Tensor, selected: Tensor) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def train_and_test_images(data: DataSet, requested: str | None = None) -> TrainT
     """Return training and test images for few-shot, k-NN and the linear probe.
 
     The test images are the requested split, by default test, else val. The training images are the train split, and
-    the val split if it was set aside from the train split and is not the one tested on.
+    the val split if it was held out from the train split and is not the one tested on.
     """
     if data.multi_label:
         raise VitreousError(
@@ -142,11 +142,11 @@ def train_and_test_images(data: DataSet, requested: str | None = None) -> TrainT
         )
     name = requested or next((name for name in ("test", "val") if name in data.splits), None)
     if name is None:
-        raise VitreousError(f"{data.name}: no test or val split, and none is set aside (val_fraction, test_fraction)")
+        raise VitreousError(f"{data.name}: no test or val split, and none is held out (val_fraction, test_fraction)")
     if name in ("train", "all"):
         raise VitreousError(
-            f"{data.name}: the measures are trained on the train split and cannot be tested on {name}; choose another"
-            " --split"
+            f"{data.name}: few-shot, k-NN and probe are fitted to the train split and cannot be tested on {name};"
+            " choose another --split"
         )
     name, test = evaluation_split(data, name)
     whole = data.stored_splits["train"]
@@ -156,7 +156,7 @@ def train_and_test_images(data: DataSet, requested: str | None = None) -> TrainT
     description = f"{name} split"
     if name in data.held_out:
         share = f"{100 * len(test) / len(whole):.3g}%"
-        description += f", {share} of the images set aside, since the data has no {name} split"
+        description += f", {share} of the images held out, since the data has no {name} split"
     return TrainTestImages(data.name, data.classes, train, test, description, tuple(data.notes))
 
 

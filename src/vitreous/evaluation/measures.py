@@ -171,6 +171,6 @@ def development_split(labels: Tensor, settings: MeasureSettings, seed: int) -> t
         fit, dev = drawn[number:].sort().values, drawn[:number].sort().values
     if not len(dev):
         raise VitreousError(
-            "the development split would be empty: with one training image per class, none can be set aside"
+            "the development split would be empty: with one training image per class, none can be held out"
         )
     return fit, dev

@@ -33,10 +33,10 @@ SHARD = 4096  # images per shard
 ABOUT = "features.json"
 KEY = "vitreous-features"
 DIFFERENCES = {
-    "model": "another model (its content hash is {theirs}, here it is {ours})",
+    "model": "another model (content hash {theirs}, here {ours})",
     "data": "other images, or of images that were changed since (fingerprint {theirs}, here {ours})",
     "layer": "layer {theirs}, not {ours}",
-    "preprocessing": "images with another preprocessing ({theirs}, here {ours})",
+    "preprocessing": "images with another preprocessing",
     "precision": "another precision ({theirs}, here {ours})",
     "version": "another version of this program",
 }
@@ -272,11 +272,11 @@ def _claim_folder(folder: Path, origin: Origin, images: int, about: dict[str, An
         if differences := origin.differences(stored):
             kind = "; of ".join(differences)
             raise VitreousError(
-                f"{folder}: there are features of {kind}; name another folder, or replace them with --overwrite"
+                f"{folder}: there are features of {kind}; give another folder, or replace them with --overwrite"
             )
         return
     if occupied:
-        raise VitreousError(f"{folder}: not empty, and its files are not features; name another folder")
+        raise VitreousError(f"{folder}: not empty, and its files are not features; give another folder")
     with atomic_file(folder / ABOUT) as temporary:
         dump_json(temporary, {"origin": asdict(origin), "images": images, "about": about})
 

@@ -96,7 +96,7 @@ def compare(
 ) -> Comparison:
     """Compute every measure of every model on every data set. Errors that do not need features are raised first."""
     if not models or not suite.tasks or not methods:
-        raise VitreousError("compare: name at least one model, one data set and one measure")
+        raise VitreousError("compare: give at least one model, one data set and one measure")
     opened = _open_tasks(suite, methods, settings)
     evaluated = [open_model(model, options.device) for model in models]
     names = _unique_names([one.name for one in evaluated], models)

@@ -27,9 +27,11 @@ class Architecture:
     given keep the value of the model."""
 
     start: str | None = None
-    """Weights to start from: a checkpoint of any supported format, a run, vitreous-mini or hf://owner/name."""
+    """Weights to start from: a checkpoint of any supported format, a run, vitreous-mini or hf://owner/name.
+    Default: none, random initial weights."""
     preprocessing: Literal["google", "augreg", "deit", "torchvision", "dino"] | None = None
-    """Pixel normalisation that those weights were trained with, if their file does not say."""
+    """Pixel normalisation that those weights were trained with, if their file does not say.
+    Default: that of the file, or the usual one of its format."""
     model: str | None = None
     """Model name: Ti/16, S/16, R50+B/16, BiT-R50x1 ...; `vitreous models` lists all."""
     image_size: int | tuple[int, int] | None = None
@@ -47,17 +49,18 @@ class Architecture:
     pool: Literal["token", "gap", "map"] | None = None
     """Input of the head: the class token (token), the mean of the patch tokens (gap) or attention pooling (map)."""
     position: Literal["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"] | None = None
-    """Position embedding."""
+    """Position embedding. Default: that of the model."""
     representation_size: int | None = None
-    """Dimension of a hidden layer (tanh) before the head, as in the paper's pre-training."""
+    """Dimension of a hidden layer (tanh) before the head, as in the paper's pre-training. Default: that of the
+    model, usually none."""
     head_bias: float | None = None
-    """Initial bias of the head; about -10 for a sigmoid loss with many classes."""
+    """Initial bias of the head; about -10 for a sigmoid loss with many classes. Default: 0."""
     registers: int | None = None
-    """Number of register tokens: learned tokens without a position."""
+    """Number of register tokens: learned tokens without a position. Default: that of the model, usually 0."""
     layer_scale: float | None = None
-    """LayerScale in both branches of every block, with this initial value."""
+    """LayerScale in both branches of every block, with this initial value. Default: that of the model, usually none."""
     qk_norm: bool | None = None
-    """LayerNorm on queries and keys."""
+    """LayerNorm on queries and keys. Default: that of the model, usually False."""
     dropout: float | None = None
     """Dropout rate on the embeddings and on the branches of every block."""
     stochastic_depth: float | None = None
@@ -130,8 +133,8 @@ class Schedule:
     batch_size: int | None = None
     """Images per optimiser step, over all processes."""
     micro_batch: int | None = None
-    """Images per forward and backward pass on one device; gradients are accumulated over the batch. By default as many
-    as memory seems to allow; halved if it runs out."""
+    """Images per forward and backward pass on one device; gradients are accumulated over the batch. Default: as many as
+    fit into memory by estimate; halved if memory runs out."""
 
 
 @dataclass(frozen=True)
@@ -139,17 +142,19 @@ class Finetuning:
     """How the weights to start from are adapted, and how the learning rate is selected."""
 
     rules: Literal["ours", "paper"] = "ours"
-    """paper: steps and learning rates that are not given follow Table 4 of the ViT paper, by the number of images."""
+    """Choice of the steps and learning rates that are not given. ours: from the data. paper: Table 4 of the ViT paper,
+    by the number of images."""
     lr_candidates: tuple[float, ...] | None = None
-    """Learning rates to try on a development split; the best one then trains on all training images."""
+    """Learning rates to try on a development split; the best one then trains on all training images. Default: no
+    search."""
     dev_fraction: float | None = None
     """Fraction of the training images in the development split."""
     candidate_duration: Duration = "100%"
-    """Length of each trial: a percentage of the run, or "200 steps"."""
+    """Length of the training with each candidate: a percentage of the run, or "200 steps"."""
     lora: int = 0
     """Rank of low-rank adapters (LoRA) in the blocks of a ViT; only they and the head are trained. 0: no adapters."""
     lora_alpha: float | None = None
-    """LoRA's alpha: the output of the adapters is multiplied by alpha / rank. By default twice the rank."""
+    """LoRA's alpha: the output of the adapters is multiplied by alpha / rank. Default: twice the rank."""
 
 
 @dataclass(frozen=True)
@@ -157,31 +162,34 @@ class Run:
     """Output, hardware, evaluation and logging."""
 
     out: str | None = None
-    """Run directory; it must not exist yet. By default runs/NAME-DATE."""
+    """Run directory; it must not exist yet. Default: runs/NAME-DATE."""
     seed: int = 0
     """Random seed of the initial weights, the order of the images and the augmentation."""
     device: str = "auto"
     """cpu, cuda, cuda:1 ...; auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of matrix products; auto: bf16 on a GPU, fp32 on a CPU."""
+    """Precision of matmuls; auto: bf16 on a GPU, fp32 on a CPU."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """Use fused kernels and torch.compile; auto: on a GPU. If that fails, the run says so and continues without."""
+    """Use fused kernels and torch.compile; auto: on a GPU. If that fails, a message is printed and the run
+    continues without them."""
     deterministic: bool = False
     """Bit-identical results on the same GPU, at some cost in speed. On a CPU they are always bit-identical."""
     evaluate_every: Duration | None = None
-    """Interval between evaluations on the validation images; by default 20 per run, at most one per epoch."""
+    """Interval between evaluations on the validation images. Default: 20 per run, at most one per epoch."""
     best_by: Literal["top1", "top5", "loss", "map", "balanced"] | None = None
-    """Metric that selects best.safetensors; top1, or map if images have several labels."""
+    """Metric that selects best.safetensors. map: mean average precision, for several labels per image. balanced:
+    mean recall over the classes."""
     patience: int | None = None
-    """Stop after this many evaluations without an improvement."""
+    """Stop after this many evaluations without an improvement. Default: no early stopping."""
     save_minutes: float = 5.0
     """Minutes between saves of the training state; it is also saved on Ctrl-C, on SIGTERM and at the end."""
     tensorboard: bool = False
     """Also write TensorBoard event files."""
     wandb: str | None = None
-    """Also log to this Weights & Biases project."""
+    """Also log to this Weights & Biases project. Default: off."""
     compare_with: str | None = None
-    """Another run directory: the report shows its curve and its result next to those of this run."""
+    """Another run directory: the report shows its curve and its result together with those of this run. Default:
+    none."""
     profile: bool = False
     """Write a trace of a few steps to profile.json, for Perfetto or chrome://tracing."""
 

@@ -65,7 +65,7 @@ def _select_images(data: DataSet, loop: TrainingLoop, split: str) -> tuple[EvalL
     if split == "val":
         seen = replace(seen, val=seen.val[:0])
     unseen = find_unseen(seen, digests, leave_out=split in data.held_out)
-    left_out = (f"{split} images: {unseen.left_out}, since these are copies",) if unseen.left_out else ()
+    left_out = (f"left out of the {split} images: copies of {unseen.left_out}",) if unseen.left_out else ()
     return replace(loader, keep=unseen.keep), (*left_out, *(f"WARNING: {text}" for text in unseen.warnings))
 
 

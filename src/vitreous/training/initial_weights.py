@@ -135,7 +135,7 @@ def _check_same_architecture(requested: Architecture, model: ViTConfig | BiTConf
         kind = "a ViT" if isinstance(model, ViTConfig) else "a BiT"
         values = ", ".join(f"{field} = {_plain(getattr(model, field))!r}" for field in dict.fromkeys(different))
         what = f"{kind} with {values}" if values else kind
-        raise VitreousError(f"{asks}: the run starts from {name}, which is {what}; leave out what differs")
+        raise VitreousError(f"{asks}: the run starts from {name}, which is {what}; remove the options that differ")
 
 
 def _same(value: Any, theirs: Any) -> bool:

@@ -291,7 +291,7 @@ class TrainingLoop:
         states = state.list_states(self.directory.state)
         saved = f"the last good state is {states[0].name}" if states else "no state was saved before"
         raise DivergenceError(
-            f"the {what} is no longer a number at step {step} (examples {start} to {stop - 1} of the training stream,"
+            f"the {what} is NaN or infinite at step {step} (examples {start} to {stop - 1} of the training stream,"
             f" listed in {path}); {saved}; try a lower lr, a longer warmup or clip"
         )
 

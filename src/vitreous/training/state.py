@@ -103,11 +103,14 @@ def load_state(path: Path, tensors: Tree) -> None:
         stored = SafetensorsFile(path / TENSORS)
         wanted = dict(_flatten(tensors))
         if unmatched := sorted(set(wanted) ^ set(stored)):
-            raise VitreousError(f"{unmatched[0]} is only in one of them")
+            raise VitreousError(f"{unmatched[0]} is only in the state, or only in the run")
         for name, tensor in wanted.items():
             value = stored[name]
             if value.shape != tensor.shape or value.dtype != tensor.dtype:
-                raise VitreousError(f"{name} is {tuple(value.shape)} {value.dtype} there")
+                raise VitreousError(
+                    f"{name} is {tuple(value.shape)} {value.dtype} in the state, and {tuple(tensor.shape)}"
+                    f" {tensor.dtype} in the run"
+                )
         for name, tensor in wanted.items():
             tensor.detach().copy_(stored[name])
     except (OSError, VitreousError) as error:

@@ -31,7 +31,7 @@ def pick_precision(name: str, device: torch.device) -> tuple[str, str | None]:
     if name == "auto":
         return ("bf16" if device.type == "cuda" else "fp32"), None
     if name == "bf16" and device.type == "cpu" and not _bf16_works():
-        return "fp32", "bf16 matrix products crash on this CPU (tested in a child process): fp32 is used"
+        return "fp32", "bf16 matmuls crash on this CPU (tested in a child process): fp32 is used"
     if name == "fp8" and device.type == "cuda":
         return name, FP8_NOTE
     return name, None

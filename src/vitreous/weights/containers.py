@@ -54,7 +54,7 @@ def open_tensors(path: Path) -> Tensors:
     if start.startswith(b"version https://g"):
         raise VitreousError("a Git LFS pointer, not the file itself: download it with `git lfs pull`")
     content = "text" if _is_text(_bytes_at(path, 0, 512)) else "something else"
-    raise VitreousError(f"neither .safetensors, .npz nor a PyTorch file: it holds {content}")
+    raise VitreousError(f"neither .safetensors, .npz nor a PyTorch file: it contains {content}")
 
 
 def _bytes_at(path: Path, offset: int, count: int) -> bytes:

@@ -48,7 +48,7 @@ def detect_and_read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
             other_model = "relative of the ViT"
         if other_model is not None:
             raise VitreousError(f"not a ViT or a BiT: by its tensor names, this looks like a {other_model} ({names})")
-        raise VitreousError(f"not a checkpoint of any supported dialect: it holds {names}")
+        raise VitreousError(f"not a checkpoint of any supported format: it contains {names}")
     foreign_json = bool(hints.config_json) and not any(key in hints.config_json for key in dialect.config_json_keys)
     if foreign_json and model_type is not None:
         raise VitreousError(

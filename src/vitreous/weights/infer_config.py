@@ -136,7 +136,7 @@ def infer_position_grid(
             )
             return kind, requested
     if not candidates:
-        raise VitreousError(f"{entries} positions and no class token: no model of this dialect has that")
+        raise VitreousError(f"{entries} positions and no class token: no model of this format has that")
     raise VitreousError(
         f"{entries} positions are not a square grid, and the file does not contain the image size:"
         " set image_size=(height, width), --image-size"

@@ -144,7 +144,7 @@ def _losses(checkpoint: Checkpoint, plan: WritePlan, to: str) -> list[str]:
     """Return notes on metadata that the dialect does not store."""
     lost = []
     if checkpoint.labels is not None and not plan.stores_labels:
-        lost.append("the labels are not stored: the dialect has no place for them")
+        lost.append("the labels are not stored: this format cannot store them")
     if checkpoint.multi_label and not plan.stores_multi_label:
         lost.append("multi_label is not stored: readers will expect one class per image")
     assumed = plan.assumed_preprocessing
@@ -156,7 +156,7 @@ def _losses(checkpoint: Checkpoint, plan: WritePlan, to: str) -> list[str]:
 def _check_target(path: Path, to: str) -> None:
     """Check the dialect and the name of the target, before anything is read."""
     if to not in DIALECTS:
-        raise VitreousError(f"no dialect is called {to!r}: expected one of {', '.join(DIALECTS)}")
+        raise VitreousError(f"no format is called {to!r}: expected one of {', '.join(DIALECTS)}")
     refuse_url(path, "give the name of a file or folder to write")
     suffixes = DIALECTS[to].suffixes
     if suffixes and path.suffix not in suffixes:

@@ -124,7 +124,7 @@ def _extract_state_dict(content: Any) -> InMemoryTensors:
     tensors = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         keys_text = summarize_names([_key_text(key) for key in content]) or "nothing"
-        raise VitreousError(f"no state dict in the file: it holds {keys_text}")
+        raise VitreousError(f"no state dict in the file: it contains {keys_text}")
     _check_plain_tensors(tensors)
     result = InMemoryTensors({name: tensor.detach() for name, tensor in tensors.items()}, "PyTorch")
     result.notes = notes

@@ -172,5 +172,5 @@ def test_default_splits(tmp_path: Path) -> None:
     assert evaluation_split(three, "val")[0] == "val"
     with pytest.raises(VitreousError, match=r"there is no test split; it has train and val \(--split\)"):
         evaluation_split(both, "test")
-    with pytest.raises(VitreousError, match="trained on the train split and cannot be tested on train"):
+    with pytest.raises(VitreousError, match="fitted to the train split and cannot be tested on train"):
         train_and_test_images(both, "train")

@@ -10,12 +10,12 @@ PIP := pip install --quiet --disable-pip-version-check --constraint constraints.
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .make/installed ## a small ViT on handwritten digits, from scratch and from our checkpoint, side by side in a report
+demo: .make/installed ## a small ViT on handwritten digits, from scratch and from our checkpoint, with a report that compares both
 	@runs="runs/demo-$$(date +%Y%m%d-%H%M%S)"; train="$(BIN)/vitreous train digits --recipe digits_transfer"; \
-	echo "first from scratch" && $$train --from None --model vitreous-mini --out "$$runs/from-scratch" && \
-	echo && echo "then from vitreous-mini" && $$train --compare-with "$$runs/from-scratch" --out "$$runs/from-checkpoint" && \
-	echo && echo "and what it looks at" && $(BIN)/vitreous inspect "$$runs/from-checkpoint" && \
-	echo && echo "both, side by side: $$runs/from-checkpoint/report.html"
+	echo "training from scratch" && $$train --from None --model vitreous-mini --out "$$runs/from-scratch" && \
+	echo && echo "fine-tuning vitreous-mini" && $$train --compare-with "$$runs/from-scratch" --out "$$runs/from-checkpoint" && \
+	echo && echo "inspecting the fine-tuned model" && $(BIN)/vitreous inspect "$$runs/from-checkpoint" && \
+	echo && echo "report with both runs: $$runs/from-checkpoint/report.html"
 
 # Two test processes of one thread each; on a larger machine, `make test JOBS=8`. The tests start processes of their own,
 # and threads that wait for each other's core are slower than none.
@@ -36,7 +36,7 @@ wheel: .make/wheel ## build the wheel, install it into a clean environment and i
 fuzz: .make/installed ## 27,000 damaged checkpoints and data files, each with 5 s and 1 GiB (a few minutes)
 	@VITREOUS_FUZZ=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/weights/test_fuzz.py tests/data/test_data_fuzz.py
 
-soak: .make/installed ## kill, terminate, hang up and starve runs of disk for 10 minutes; all must end with the same bits
+soak: .make/installed ## interrupt training runs for 10 minutes (signals, full disk); resumed runs must be bit-identical
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
 
 test-gpu: .make/installed ## the tests that need a CUDA GPU

@@ -23,7 +23,7 @@ def convert_command(  # noqa: PLR0913 (each is a flag)
     heads: OptionalInt = None,
     preprocessing: PreprocessingName = None,
 ) -> None:
-    """Convert a checkpoint to the format of another program: the same weights under its tensor names.
+    """Convert a checkpoint to the format of another library: the same weights under its tensor names.
 
     Args:
         source: Checkpoint of any supported format: a file, a folder or hf://owner/name; or vitreous-mini, which comes

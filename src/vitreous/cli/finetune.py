@@ -1,4 +1,4 @@
-"""`vitreous finetune`: fine-tune pretrained weights on images."""
+"""`vitreous finetune`: fine-tune pre-trained weights on images."""
 
 from collections.abc import Callable, Sequence
 
@@ -31,7 +31,7 @@ def make_finetune_command(arguments: Sequence[str]) -> Callable[..., None]:
     ) -> None:
         start_or_resume("finetune", data, recipe, resume, config, overwrite)
 
-    finetune.__doc__ = f"""Fine-tune pretrained weights on images, with a new head.
+    finetune.__doc__ = f"""Fine-tune pre-trained weights on images, with a new head.
 
     The recipe selects which layers are trained, and how. All flags of `vitreous train` apply. Stop the run at any time
     with Ctrl-C; `--resume` continues it.

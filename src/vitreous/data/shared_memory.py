@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 from vitreous.errors import VitreousWarning
 
 SHARED = "/dev/shm"
-ADVICE = "give it more room (docker run --shm-size=2g)"
+ADVICE = "enlarge it (docker run --shm-size=2g)"
 _warned: set[str] = set()
 FEW_FILES = 256  # a shared tensor takes open files in both processes; with a lower limit, pipes are used instead
 

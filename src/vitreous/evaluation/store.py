@@ -38,7 +38,7 @@ DIFFERENCES = {
     "layer": "layer {theirs}, not {ours}",
     "preprocessing": "images with another preprocessing",
     "precision": "another precision ({theirs}, here {ours})",
-    "version": "another version of this program",
+    "version": "another version of Vitreous",
 }
 FeatureBatch = tuple[Tensor, Tensor, Tensor]  # features, labels, image indices
 ShardRange = tuple[int, int, int]  # number of the shard, first image, last image + 1

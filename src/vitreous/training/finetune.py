@@ -17,7 +17,7 @@ def finetune(
     overwrite: bool = False,
     **fields: Any,
 ) -> Outcome:
-    """Fine-tune pretrained weights on images: `finetune("photos", "vitreous-mini", "lora", image_size=224)`.
+    """Fine-tune pre-trained weights on images: `finetune("photos", "vitreous-mini", "lora", image_size=224)`.
 
     `start`: a checkpoint, a run directory, vitreous-mini or hf://owner/name. `recipe`: paper, fast, linear or lora.
     `fields`, those of TrainConfig, override the recipe. `quiet` and `overwrite` are as in `train`.

@@ -32,7 +32,7 @@ class CompatibilityCheck:
     def require_resampling(self, policy: Policy) -> None:
         """Reject other resampling policies for learned positions. Policies of different names may be the same."""
         if self.config.position.startswith("learned") and RESAMPLING[self.config.resample] != RESAMPLING[policy]:
-            self.reject("resample", f"its own program resamples positions with {policy!r} at other image sizes")
+            self.reject("resample", f"its own library resamples positions with {policy!r} at other image sizes")
 
     def require_class_token_vit(self) -> None:
         """Require what most dialects have in common: pooling by class token, and learned positions added once."""

@@ -45,7 +45,7 @@ def detect_and_read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
     if dialect is None:
         names = summarize_names(list(tensors), 4) or "nothing at all"
         if other_model is None and any("patch_embed" in name for name in tensors):
-            other_model = "relative of the ViT"
+            other_model = "variant of the ViT"
         if other_model is not None:
             raise VitreousError(f"not a ViT or a BiT: by its tensor names, this looks like a {other_model} ({names})")
         raise VitreousError(f"not a checkpoint of any supported format: it contains {names}")

@@ -30,7 +30,7 @@ def parse_preprocessor_json(
     if settings.get("do_center_crop"):
         crop = _parse_size(settings.get("crop_size", list(size)), "crop_size", True)
     if not settings.get("do_resize", True):
-        remarks.notes.append("its own program does not resize images; vitreous resizes them to the model's size")
+        remarks.notes.append("its own library does not resize images; vitreous resizes them to the model's size")
         crop = resize = list(size)
     if isinstance(crop, int):  # a short side without a crop would give images of all shapes
         crop = [crop, crop]

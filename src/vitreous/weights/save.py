@@ -54,7 +54,7 @@ def convert(  # noqa: PLR0913 (keyword arguments, the same as the command's flag
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
 ) -> tuple[str, ...]:
-    """Write a checkpoint in another dialect, with bit-identical weights, so that the dialect's own program loads it.
+    """Write a checkpoint in another dialect, with bit-identical weights, so that the library of the dialect loads it.
 
     A model that the dialect cannot represent is an error that names the reasons; `force` writes the rest, if vitreous
     can load that. An existing target is an error, unless `overwrite` is set: it is then replaced when the new one is

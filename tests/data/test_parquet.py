@@ -329,3 +329,16 @@ def test_a_file_that_declares_far_more_rows_than_it_has_bytes(tmp_path: Path) ->
     pq.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(VitreousError, match=r"2,000,000 rows in a file of .* bytes"):
         open_data(tmp_path / "x.parquet", Reading())
+
+
+def test_indices_beyond_the_dictionary_of_a_damaged_file() -> None:
+    """pyarrow reads such a file without an error, and -1 would be the last value."""
+    for wrong in (5, -1):
+        column = pa.chunked_array(
+            [pa.DictionaryArray.from_arrays(pa.array([0, wrong]), pa.array(["a", "b"]), safe=False)]
+        )
+        assert parquet_module._cell_value(column, 0) == "a"
+        with pytest.raises(VitreousError, match="the cell is damaged"):
+            parquet_module._cell_value(column, 1)
+        with pytest.raises(pa.ArrowException):
+            parquet_module._to_list(column)

@@ -331,14 +331,17 @@ def test_a_file_that_declares_far_more_rows_than_it_has_bytes(tmp_path: Path) ->
         open_data(tmp_path / "x.parquet", Reading())
 
 
-def test_indices_beyond_the_dictionary_of_a_damaged_file() -> None:
-    """pyarrow reads such a file without an error, and -1 would be the last value."""
+def test_indices_beyond_the_dictionary_of_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow reads such a file without an error, and takes -1 for the last value."""
+    pq.write_table(pa.table({"image": [encoded(0), encoded(1)], "label": ["a", "b"]}), tmp_path / "x.parquet")
+    read = pq.ParquetFile.read_row_group
     for wrong in (5, -1):
-        column = pa.chunked_array(
-            [pa.DictionaryArray.from_arrays(pa.array([0, wrong]), pa.array(["a", "b"]), safe=False)]
-        )
-        assert parquet_module._cell_value(column, 0) == "a"
-        with pytest.raises(VitreousError, match="the cell is damaged"):
-            parquet_module._cell_value(column, 1)
+        damaged = pa.DictionaryArray.from_arrays(pa.array([0, wrong]), pa.array([b"a", b"b"]), safe=False)
         with pytest.raises(pa.ArrowException):
-            parquet_module._to_list(column)
+            parquet_module._to_list(pa.chunked_array([damaged]))
+        data = open_data(tmp_path / "x.parquet", Reading(val_fraction=0))
+        data.train._cache.clear()  # of the images that were read to count channels
+        monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *a, d=damaged, **k: pa.table({"image": d}))
+        with pytest.raises(VitreousError, match="not a readable Parquet file"):
+            data.train.content(0)
+        monkeypatch.setattr(pq.ParquetFile, "read_row_group", read)

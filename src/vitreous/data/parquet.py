@@ -17,7 +17,7 @@ from vitreous.data.file_references import AllowedFiles
 from vitreous.data.labels import encode_labels
 from vitreous.data.options import Reading
 from vitreous.data.raw_dataset import SPLITS, RawDataset, group_by_split, single_file_notes
-from vitreous.errors import VitreousError, one_line, summarize_names
+from vitreous.errors import VitreousError, summarize_names
 from vitreous.utils.images import check_file_size, read_image_file
 from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
 
@@ -72,7 +72,7 @@ class ParquetSource(EncodedSource):
             while len(self._cache) > 1 and self._cached > CACHE_BYTES:
                 self._cached -= self._cache.pop(next(iter(self._cache))).nbytes
         folder = Path(self.paths[self.groups[group, 0]]).parent
-        return cell_bytes(_cell_value(cells, row), folder, self.allowed, self.max_pixels)
+        return cell_bytes(cells[row].as_py(), folder, self.allowed, self.max_pixels)
 
     def _place(self, index: int) -> tuple[int, int]:
         index = range(len(self))[index]
@@ -86,6 +86,7 @@ class ParquetSource(EncodedSource):
         file, number = self.groups[group]
         with _open_parquet_file(self.paths[file], as_dictionary=True) as table:
             cells = table.read_row_group(int(number), columns=[self.column], use_threads=False)[self.column]
+            cells.validate(full=True)  # a damaged file may have indices beyond its dictionary
         if len(cells) != (rows := int(self.ends[group]) - self._start(group)):
             raise VitreousError(f"a row group with {rows:,} rows has {len(cells):,} images")
         return cells
@@ -97,16 +98,6 @@ class ParquetSource(EncodedSource):
         self.__dict__.update(state, _cache={}, _cached=0, _lock=Lock())
 
 
-def _cell_value(cells: Any, row: int) -> Any:
-    """Return one cell as a Python object. A damaged file may have invalid text, or indices beyond its dictionary."""
-    from pyarrow import ArrowException  # type: ignore[import-untyped]
-
-    try:
-        return cells[row].as_py()
-    except (ArrowException, IndexError, ValueError, OverflowError) as error:
-        raise VitreousError(f"the cell is damaged ({one_line(error)})") from error
-
-
 @contextmanager
 def _open_parquet_file(path: str | Path, as_dictionary: bool = False) -> Iterator[Any]:
     """Open a Parquet file; its errors are raised as VitreousError.
@@ -114,7 +105,7 @@ def _open_parquet_file(path: str | Path, as_dictionary: bool = False) -> Iterato
     `as_dictionary`: read strings and bytes as dictionary arrays, as they are stored. Otherwise a value that is stored
     once and used in thousands of rows takes its memory thousands of times.
     """
-    from pyarrow import ArrowException, PythonFile
+    from pyarrow import ArrowException, PythonFile  # type: ignore[import-untyped]
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
     try:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -104,3 +105,38 @@ def test_workers_that_cannot_be_started(capfd: pytest.CaptureFixture[str]) -> No
     said = limited(start_with_few_files, files=12)
     assert "worker processes that decode images cannot be started" in said
     assert "Exception ignored" not in capfd.readouterr().err
+
+
+SHARED_TENSORS = """
+import os, signal, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from vitreous.data.workers import iterate_loader, start_worker
+items = iterate_loader(DataLoader(TensorDataset(torch.zeros(64, 9)), num_workers=2, worker_init_fn=start_worker))
+next(items)
+if sys.argv[1:]:
+    os.killpg(0, signal.SIGKILL)
+"""
+
+
+def run_with_temporary_folder(folder: Path, *arguments: str) -> list[str]:
+    """Run the program above, and return the names of what it leaves in the folder for temporary files."""
+    command, environment = [sys.executable, "-c", SHARED_TENSORS, *arguments], {**os.environ, "TMPDIR": str(folder)}
+    subprocess.run(command, env=environment, check=not arguments, timeout=60, start_new_session=True)
+    return [path.name for path in folder.iterdir()]
+
+
+def test_sockets_of_killed_processes_are_removed() -> None:
+    """By the next process that starts workers; a process that ends normally leaves nothing."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        assert run_with_temporary_folder(folder) == []
+        (left,) = run_with_temporary_folder(folder, "killed")
+        assert left.startswith(".vitreous-workers.")
+        assert run_with_temporary_folder(folder) == []
+
+
+def test_a_long_path_for_temporary_files(tmp_path: Path) -> None:
+    """The path of a socket is limited to 107 characters. Without a socket the main process would wait forever."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    assert run_with_temporary_folder(folder) == []

@@ -2,23 +2,29 @@
 
 import atexit
 import multiprocessing.util  # registers its own function with atexit, which has to run after ours
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
 from vitreous.errors import VitreousError
+from vitreous.utils.temporary_files import remove_matching, temporary_name
 
 T = TypeVar("T")
 # Terminals send SIGINT and SIGHUP to the whole process group; systemd and SLURM send SIGTERM.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+MAX_SOCKET_FOLDER = 85  # characters: the path of a socket has at most 107, and its name here has 18
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # all worker processes of this process
 
@@ -68,6 +74,7 @@ def iterate_loader(loader: "DataLoader[T]") -> Iterator[T]:
 
 def _start_iterator(loader: "DataLoader[T]") -> Iterator[T]:
     before = set(multiprocessing.active_children())
+    _use_temporary_folder()
     try:
         with _block_signals():
             return iter(loader)
@@ -78,6 +85,24 @@ def _start_iterator(loader: "DataLoader[T]") -> Iterator[T]:
         raise VitreousError(
             f"worker processes that decode images cannot be started ({reason}): try --workers 0"
         ) from error
+
+
+def _use_temporary_folder() -> None:
+    """Give worker processes a folder for their sockets that is named after this process, and remove the folders of dead
+    processes. Those that multiprocessing makes have random names, and stay behind if the processes are killed; and
+    with a long TMPDIR their sockets cannot be created, so that the main process would wait forever."""
+    settings = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    if settings.get("tempdir") is not None:
+        return
+    for folder in (Path(tempfile.gettempdir()), Path("/tmp")):
+        path = temporary_name(folder / "vitreous-workers")
+        if len(str(path)) <= MAX_SOCKET_FOLDER:
+            break
+    remove_matching(folder, ".vitreous-workers.*.tmp")
+    with suppress(OSError):  # it cannot be created: multiprocessing tries another one
+        path.mkdir(mode=0o700)
+        settings["tempdir"] = str(path)
+        multiprocessing.util.Finalize(None, shutil.rmtree, args=(path, True), exitpriority=-100)
 
 
 @contextmanager

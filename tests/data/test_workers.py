@@ -69,6 +69,35 @@ def test_all_items_arrive_and_no_error_is_raised_at_the_end() -> None:
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
 
+def count_signals_while_reading() -> tuple[int, bool]:
+    """How often the caller's own handler is called for its own process, and whether it is restored."""
+    calls: list[int] = []
+
+    def own(number: int, frame: object) -> None:
+        calls.append(number)
+
+    signal.signal(signal.SIGCHLD, own)
+    _, items = batches()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"])
+    before = len(calls)
+    while child.poll() is None:
+        next(items, None)
+    return len(calls) - before, signal.getsignal(signal.SIGCHLD) is own
+
+
+def test_a_handler_of_the_calling_program_is_still_called() -> None:
+    count, restored = limited(count_signals_while_reading, seconds=60)
+    assert count >= 1
+    assert restored
+
+
+def test_a_handler_that_python_cannot_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`signal.getsignal` returns None for handlers that were installed by C code."""
+    _, items = batches()
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    assert len(list(items)) == 39
+
+
 LEFT_ALIVE = """
 import sys
 sys.path.insert(0, {tests!r})

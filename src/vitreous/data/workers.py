@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
@@ -131,12 +131,22 @@ def _raise_if_worker_dies(workers: "Iterable[BaseProcess]") -> Iterator[None]:
         yield
         return
 
-    def check(*_: Any) -> None:
+    def check() -> None:
         dead = [str(worker.pid) for worker in workers if worker.exitcode]  # None: alive, 0: all images are done
         if dead:
             raise RuntimeError(f"DataLoader worker (pid(s) {', '.join(dead)}) exited unexpectedly")
 
-    before = signal.signal(signal.SIGCHLD, check)
+    def handle(number: int, frame: FrameType | None) -> None:
+        if callable(before):  # the calling program may wait for processes of its own
+            before(number, frame)
+        check()
+
+    before = signal.getsignal(signal.SIGCHLD)
+    if before is None:  # a handler that was not installed from Python cannot be restored
+        check()
+        yield
+        return
+    signal.signal(signal.SIGCHLD, handle)
     try:
         check()
         yield

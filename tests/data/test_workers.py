@@ -69,33 +69,43 @@ def test_all_items_arrive_and_no_error_is_raised_at_the_end() -> None:
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
 
-def count_signals_while_reading() -> tuple[int, bool]:
-    """How often the caller's own handler is called for its own process, and whether it is restored."""
+class SlowItems(LargeItems):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(1)
+        return index
+
+
+def signals_while_waiting() -> tuple[int, bool]:
+    """How often the caller's handler is called for a process of its own that ends while the main process waits for an
+    item; and whether it is restored."""
     calls: list[int] = []
 
     def own(number: int, frame: object) -> None:
         calls.append(number)
 
     signal.signal(signal.SIGCHLD, own)
-    _, items = batches()
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"])
-    before = len(calls)
-    while child.poll() is None:
-        next(items, None)
-    return len(calls) - before, signal.getsignal(signal.SIGCHLD) is own
+    items = iterate_loader(DataLoader(SlowItems(), batch_size=None, num_workers=1, worker_init_fn=start_worker))
+    threading.Timer(0.2, lambda: subprocess.Popen([sys.executable, "-c", ""])).start()
+    next(items)
+    return len(calls), signal.getsignal(signal.SIGCHLD) is own
 
 
 def test_a_handler_of_the_calling_program_is_still_called() -> None:
-    count, restored = limited(count_signals_while_reading, seconds=60)
+    count, restored = limited(signals_while_waiting, seconds=60)
     assert count >= 1
     assert restored
 
 
 def test_a_handler_that_python_cannot_restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`signal.getsignal` returns None for handlers that were installed by C code."""
+    """For a handler that was not installed from Python, both functions return None, which cannot be installed."""
     _, items = batches()
+    install = signal.signal
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
-    assert len(list(items)) == 39
+    monkeypatch.setattr(signal, "signal", lambda number, handler: (install(number, handler), None)[1])
+    try:
+        assert len(list(items)) == 39
+    finally:
+        install(signal.SIGCHLD, signal.SIG_DFL)
 
 
 LEFT_ALIVE = """

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, one_line
 
 MAX_INSTRUCTIONS = 2_000_000  # the largest file of CIFAR-100 has about 250,000
 ALLOWED_DTYPES = re.compile(r"[iu][1248]|f[248]|b1|[SU]\d{1,9}")  # no objects, fields or dates
@@ -31,7 +31,7 @@ def load_array_pickle(data: bytes) -> Mapping[str, Any]:
     except VitreousError:
         raise
     except Exception as error:  # a damaged pickle can raise any exception
-        raise VitreousError(f"not a readable pickle, or truncated ({error or type(error).__name__})") from error
+        raise VitreousError(f"not a readable pickle, or truncated ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise VitreousError(f"expected a dict, got {type(content).__name__}")
     return {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, one_line
 from vitreous.utils.npz import ALWAYS_ALLOWED, MAX_EXPANSION
 from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
 
@@ -50,7 +50,7 @@ def _read_idx(path: Path, dimensions: int) -> NDArray[Any]:
     except (OSError, EOFError, zlib.error) as error:
         if is_system_fault(error):
             raise system_fault(error, path) from error
-        raise VitreousError(f"{path}: cannot be read, or is truncated ({error})") from error
+        raise VitreousError(f"{path}: cannot be read, or is truncated ({one_line(error)})") from error
 
 
 def _parse_idx(file: Any, dimensions: int, size: int, compressed: bool) -> NDArray[Any]:

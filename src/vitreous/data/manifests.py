@@ -25,7 +25,7 @@ from vitreous.data.file_references import AllowedFiles
 from vitreous.data.labels import encode_labels
 from vitreous.data.options import Reading
 from vitreous.data.raw_dataset import SPLITS, RawDataset
-from vitreous.errors import VitreousError, brief
+from vitreous.errors import VitreousError, brief, one_line
 from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
 
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -86,7 +86,7 @@ def _read_table(path: Path, reading: Reading) -> "_ManifestTable":
     except OSError as error:
         raise _read_error(error, path) from error
     except csv.Error as error:
-        raise VitreousError(f"cannot be read ({error})") from error
+        raise VitreousError(f"cannot be read ({one_line(error)})") from error
     if not table.rows:
         raise VitreousError("the manifest contains no images")
     return table
@@ -163,7 +163,7 @@ class _JsonLinesTable(_ManifestTable):
                 try:
                     cells = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise VitreousError(f"line {number}: not JSON ({error})") from error
+                    raise VitreousError(f"line {number}: not JSON ({one_line(error)})") from error
                 if not isinstance(cells, dict):
                     raise VitreousError(f"line {number}: expected a JSON object, got {line.strip()[:40]}")
                 for column in cells:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from vitreous.data.image_files import is_image
-from vitreous.errors import SystemFaultError, VitreousError, brief
+from vitreous.errors import SystemFaultError, VitreousError, brief, one_line
 from vitreous.utils.regular_files import is_system_fault, open_regular, read_regular, system_fault
 from vitreous.utils.temporary_files import remove_matching
 
@@ -159,7 +159,7 @@ def _build_index(file: _HeaderReader) -> TarIndex:
     except Exception as error:  # a damaged header can raise any exception
         if is_system_fault(error):
             raise
-        raise VitreousError(f"not a tar, or truncated ({str(error)[:100]})") from error
+        raise VitreousError(f"not a tar, or truncated ({one_line(error)})") from error
     return replace(index, others=others)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitreous.data.dataset import Source, Subset
 from vitreous.data.fingerprint import source_fingerprint
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, one_line
 from vitreous.evaluation.evaluated_model import EvaluatedModel
 from vitreous.evaluation.features import HEAD, check_layer, feature_batches
 from vitreous.evaluation.inference_options import InferenceOptions
@@ -254,7 +254,7 @@ def _read_about(folder: Path) -> tuple[Origin, int, dict[str, Any]]:
         raise VitreousError(f"{folder}: there are no features here ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise VitreousError(
-            f"{folder / ABOUT} is damaged ({error}); remove the folder and compute the features again, or use"
+            f"{folder / ABOUT} is damaged ({one_line(error)}); remove the folder and compute the features again, or use"
             " --overwrite"
         ) from error
 

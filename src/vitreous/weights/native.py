@@ -5,7 +5,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from vitreous import __version__
-from vitreous.errors import VitreousError, summarize_names
+from vitreous.errors import VitreousError, one_line, summarize_names
 from vitreous.models.resnet import BiTConfig, ResNetConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
@@ -27,7 +27,7 @@ def _read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
     try:
         metadata = json.loads(tensors.metadata["vitreous"])
     except (ValueError, TypeError, RecursionError) as error:
-        raise VitreousError(f"its metadata is not JSON ({error})") from error
+        raise VitreousError(f"its metadata is not JSON ({one_line(error)})") from error
     if not isinstance(metadata, dict) or not isinstance(metadata.get("config"), dict):
         raise VitreousError("its metadata has no config")
     config = config_from_json(metadata.get("model"), metadata["config"])

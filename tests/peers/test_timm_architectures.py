@@ -175,3 +175,11 @@ def test_the_model_that_an_error_suggests_has_the_same_size(name: str) -> None:
     with torch.device("meta"):
         theirs = timm.create_model(name)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.parametrize("ratio", [10**400, 1e308, float("inf"), float("nan"), -4.0, 0])
+def test_an_impossible_mlp_ratio_is_an_error(ratio: float, tmp_path: Path) -> None:
+    peer, arguments = small("vit_tiny_patch16_224")
+    folder = write(tmp_path / "in", "vit_tiny_patch16_224", peer, {**arguments, "mlp_ratio": ratio})
+    with pytest.raises(vitreous.VitreousError, match="mlp_ratio"):
+        vitreous.load(folder)

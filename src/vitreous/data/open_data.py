@@ -270,7 +270,7 @@ def _check_classes(raw: RawDataset, notes: list[str]) -> None:
     if not len(labels) or not present:
         raise VitreousError("no training images with a label")
     if len(present) < 2 and not multi_label:
-        only = f"only one class, {present[0]!r}, with {format_count(len(labels), 'image')}"
+        only = f"only one class, {brief(present[0])}, with {format_count(len(labels), 'image')}"
         raise VitreousError(f"{only}: classification needs at least two classes")
     if absent := sorted(set(raw.classes) - set(present)):
         notes.append(f"no training image of {format_count(len(absent), 'class')}: {summarize_names(absent)}")

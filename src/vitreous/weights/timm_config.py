@@ -145,7 +145,7 @@ def _argument_checks(config: ViTConfig) -> dict[str, Callable[[Any], bool]]:
     hidden = (2 if config.mlp == "swiglu" else 1) * (config.mlp_dim or 0)
 
     def is_mlp_ratio(value: Any) -> bool:
-        return isinstance(value, int | float) and math.isfinite(value) and int(config.width * value) == hidden
+        return isinstance(value, int | float) and 0 < value < 1e6 and int(config.width * value) == hidden
 
     return {
         "patch_size": lambda value: pair(value, "config.json: patch_size") == pair(config.patch_size),

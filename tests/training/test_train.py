@@ -169,7 +169,7 @@ def broken(folder: Path, target: Path, count: int) -> Path:
 def test_unreadable_images_are_listed_and_replaced(folder: Path, tmp_path: Path, cache: str) -> None:
     data = broken(folder, tmp_path / "data", 2)
     run = tmp_path / "run"
-    outcome = train(data, config(run, max_bad=0.05, cache=cache, workers=0), quiet=True)
+    outcome = train(data, config(run, cache=cache, workers=0), quiet=True)  # 1% of 72 images is less than 2
     lines = (run / "bad_images.txt").read_text().splitlines()
     assert len(lines) == 2
     assert "005.jpg" in lines[0] + lines[1]
@@ -179,12 +179,29 @@ def test_unreadable_images_are_listed_and_replaced(folder: Path, tmp_path: Path,
 
 
 def test_too_many_unreadable_images_are_an_error(folder: Path, tmp_path: Path, vitreous) -> None:
-    data = broken(folder, tmp_path / "data", 2)
+    data = broken(folder, tmp_path / "data", 6)
     result = vitreous("train", data, *TINY_RUN, "--out", "run")
     assert result.returncode == 2
-    assert "2 of 72 images cannot be read, more than max_bad = 0.01 allows" in result.stderr
+    assert "6 of 72 images cannot be read, more than max_bad = 0.01 allows and more than 5" in result.stderr
     assert "005.jpg" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_no_unreadable_image_is_accepted_with_max_bad_0(folder: Path, tmp_path: Path) -> None:
+    data = broken(folder, tmp_path / "data", 1)
+    with pytest.raises(VitreousError, match="1 of 72 images cannot be read, more than max_bad = 0 allows:"):
+        train(data, config(tmp_path / "run", max_bad=0, workers=0), quiet=True)
+
+
+def test_class_without_a_readable_image_is_an_error(folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(folder, data)
+    (data / "zebra").mkdir()
+    for number in range(4):
+        (data / "zebra" / f"{number}.jpg").write_bytes(b"not an image")
+    message = "none of the 3 training images of class 'zebra' can be read: .*zebra/.*not an image"
+    with pytest.raises(VitreousError, match=message):
+        train(data, config(tmp_path / "run", workers=0), quiet=True)
 
 
 def test_image_deleted_during_the_run(folder: Path, tmp_path: Path) -> None:

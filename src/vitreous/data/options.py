@@ -53,7 +53,8 @@ class Reading:
     split_seed: int = 0
     """Random seed of the held-out validation and test splits."""
     max_bad: float = 0.01
-    """Maximum fraction of unreadable images. With more, training stops with an error before the first step."""
+    """Maximum fraction of unreadable images; 5 images are always accepted. With more, training stops with an error
+    before the first step. 0: stop if any image is unreadable."""
     cache: Literal["auto", "always", "never"] = "auto"
     """Decode all images once and cache them on the device as uint8. auto: if they fit into memory."""
     workers: int | None = None

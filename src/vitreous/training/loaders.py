@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from vitreous.data.dataset import DataSet, Source
+from vitreous.data.dataset import DataSet, Source, Subset
 from vitreous.data.device_cache import CachedImages
 from vitreous.data.digests import image_digests
 from vitreous.data.loading import EvalLoader, TrainLoader
 from vitreous.data.sampling import TrainingSampler
 from vitreous.data.scan import ScanResult, scan_images
+from vitreous.data.statistics import class_counts
 from vitreous.data.transforms import (
     CACHE_SCALE,
     DecodeCheck,
@@ -22,7 +24,7 @@ from vitreous.data.transforms import (
     RandomResizedCrop,
     ResizeForCache,
 )
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, brief, format_count
 from vitreous.preprocessing import default_preprocessing
 from vitreous.training.distributed import World
 from vitreous.training.plan import Plan
@@ -30,6 +32,7 @@ from vitreous.utils.memory import free_memory
 from vitreous.utils.progress import ProgressReporter
 
 CACHE_FRACTION = 0.3  # of the free memory, at most, for cached images
+MIN_UNREADABLE = 5  # unreadable images that are always accepted: 1% of a small folder would be less than one image
 MEAN_ASPECT = 1.4  # of photographs, to estimate the size of the cache
 
 
@@ -131,13 +134,40 @@ def _should_cache(source: Source, transform: ImageTransform, plan: Plan) -> bool
 def _check_unreadable(
     unreadable: tuple[str, ...], total: int, max_bad: float, data: DataSet, scans: dict[str, ScanResult]
 ) -> None:
+    """Raise an error if a split or a class has no readable image left, or if too many images are unreadable."""
     for name, scan in scans.items():
         if len(scan.bad) == len(data.splits[name]):
-            raise VitreousError(f"{data.name}: no image of {name} can be read: {unreadable[0].split(chr(9), 1)[1]}")
-    if len(unreadable) > max_bad * total:
-        first = "; ".join(line.split("\t", 1)[1] for line in unreadable[:3])
-        more = f" and {len(unreadable) - 3:,} more" if len(unreadable) > 3 else ""
-        raise VitreousError(
-            f"{data.name}: {len(unreadable):,} of {total:,} images cannot be read, more than max_bad = {max_bad:g}"
-            f" allows: {first}{more} (`vitreous data` lists all)"
-        )
+            raise VitreousError(f"{data.name}: no image of {name} can be read: {next(iter(scan.bad.values()))}")
+    _check_classes_remain(data, scans["train"].bad)
+    if len(unreadable) <= allowed_unreadable(total, max_bad):
+        return
+    first = "; ".join(line.split("\t", 1)[1] for line in unreadable[:3])
+    more = f" and {len(unreadable) - 3:,} more" if len(unreadable) > 3 else ""
+    minimum = f" and more than {MIN_UNREADABLE}" if max_bad else ""
+    raise VitreousError(
+        f"{data.name}: {len(unreadable):,} of {total:,} images cannot be read, more than max_bad = {max_bad:g}"
+        f" allows{minimum}: {first}{more}; `vitreous data` lists all; --max-bad changes the limit"
+    )
+
+
+def allowed_unreadable(images: int, max_bad: float) -> int:
+    """Return the number of unreadable images with which a run starts: 0 for `max_bad` 0, otherwise at least 5."""
+    return max(MIN_UNREADABLE, int(max_bad * images)) if max_bad else 0
+
+
+def _check_classes_remain(data: DataSet, bad: dict[int, str]) -> None:
+    """Raise an error if no training image of a class can be read."""
+    if not bad:
+        return
+    labels, readable = data.train.labels, torch.ones(len(data.train), dtype=torch.bool)
+    readable[list(bad)] = False
+    remaining = Subset(data.train, readable.nonzero().flatten())
+    before, after = (class_counts(source, len(data.classes)) for source in (data.train, remaining))
+    for number, name in enumerate(data.classes):
+        if before[number] and not after[number]:
+            members = labels[:, number] > 0 if labels.ndim == 2 else labels == number
+            first = next(reason for index, reason in sorted(bad.items()) if members[index])
+            raise VitreousError(
+                f"{data.name}: none of the {format_count(before[number], 'training image')} of class {brief(name)}"
+                f" can be read: {first}"
+            )

@@ -18,7 +18,8 @@ from limits import limited
 from vitreous.data.options import Reading
 from vitreous.errors import VitreousError
 from vitreous.utils import images
-from vitreous.utils.images import IMAGE_SUFFIXES, decode, decode_array, upright_size
+from vitreous.utils.heif import HEIF_SUFFIXES
+from vitreous.utils.images import IMAGE_SUFFIXES, decode, decode_array, read_image_file, upright_size
 
 ORANGE = (200, 100, 50)
 
@@ -307,7 +308,7 @@ def test_undecodable_files_give_one_sentence(tmp_path: Path, monkeypatch: pytest
         "text.jpg": (b"<!DOCTYPE html><html>404</html>", "not an image, or not a supported format"),
         "cut.png": (whole[: len(whole) // 2], "the file is truncated"),
         "cut.jpg": (encoded(Image.effect_noise((64, 64), 50), "JPEG")[:900], "the file is truncated"),
-        "figure.eps": (encoded(quarters(), "EPS"), "not an image, or not a supported format"),
+        "figure.png": (encoded(quarters(), "EPS"), "not an image, or not a supported format"),
         "bomb.png": (png_header(30000, 30000), "has too many pixels"),
     }
     for name, (data, reason) in reasons.items():
@@ -333,6 +334,24 @@ def test_undecodable_files_give_one_sentence(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "open", forbid)
     with pytest.raises(VitreousError, match=r"secret.jpg: cannot be read \(permission denied\)"):
         decode("secret.jpg")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("clip.MOV", "is a video, not an image: extract images from it"),
+        ("IMG_1.CR2", "is a RAW photo, not an image: convert it to JPEG or TIFF"),  # Pillow reads only a thumbnail
+        ("page.pdf", "is a document, not an image: export its pages"),
+        ("photos.zip", "is an archive, not an image: extract it"),
+    ],
+)
+def test_files_of_other_kinds_are_named(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / name).write_bytes(encoded(quarters(), "TIFF"))
+    for read in (decode, read_image_file):
+        with pytest.raises(VitreousError, match=reason):
+            read(tmp_path / name)
+    with pytest.raises(VitreousError, match="there is no such file"):
+        decode(tmp_path / f"missing-{name}")
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -368,7 +387,7 @@ def test_warnings_are_suppressed_in_every_thread(monkeypatch: pytest.MonkeyPatch
 
 def test_pillow_supports_all_suffixes() -> None:
     Image.init()
-    assert set(Image.registered_extensions()) >= IMAGE_SUFFIXES
+    assert set(Image.registered_extensions()) >= IMAGE_SUFFIXES - set(HEIF_SUFFIXES)
     assert {".jpg", ".jpeg", ".png", ".webp", ".gif", ".tif", ".bmp"} <= IMAGE_SUFFIXES
 
 

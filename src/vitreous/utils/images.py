@@ -24,6 +24,8 @@ from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from vitreous.errors import VitreousError
+from vitreous.utils.file_kinds import refuse_other_kinds
+from vitreous.utils.heif import HEIF_SUFFIXES, START_BYTES, container_kind, open_heif
 from vitreous.utils.regular_files import is_system_fault, open_regular, read_regular, system_fault
 
 # Supported formats by Pillow's name, with their suffixes. EPS is excluded, since Pillow runs Ghostscript on it.
@@ -42,7 +44,7 @@ FORMATS = {
     "PSD": (".psd",),
     "TGA": (".tga",),
 }
-IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+IMAGE_SUFFIXES = frozenset((*HEIF_SUFFIXES, *(suffix for suffixes in FORMATS.values() for suffix in suffixes)))
 
 MAX_PIXELS = 70_000_000  # default limit, enough for cameras with 64 megapixels
 MAX_SIDE = 1 << 18  # pixels; resizing a long thin image takes memory for its long side times the new short side
@@ -76,19 +78,36 @@ def decode(
     `max_pixels`: images with more pixels are refused.
     """
     try:
-        with (
-            _open_stream(file, max_pixels) as stream,
-            _silence_pillow(max_pixels),
-            Image.open(stream, formats=_formats()) as stored,
-        ):
-            _check_size(stored, max_pixels)
-            if at_least is not None:
-                _set_jpeg_scale(stored, at_least if _transpose(stored) in SWAPS_SIDES else at_least[::-1])
-            image = _load_upright(stored, max_pixels)
+        with _open_stream(file, max_pixels) as stream, _silence_pillow(max_pixels):
+            image = _decode_stream(stream, at_least, max_pixels)
     except Exception as error:  # a damaged file can raise any exception in Pillow
         translated = _translate_error(error)
         raise (translated.at(file) if isinstance(file, str | Path) else translated) from error
     return _strip_metadata(image)
+
+
+def _decode_stream(stream: BinaryIO, at_least: tuple[int, int] | None, max_pixels: int) -> Image.Image:
+    if _container_kind(stream) == "heif":
+        heif = open_heif(stream)
+        _check_size(heif, max_pixels)
+        return _to_eight_bit(heif.to_pillow())
+    with Image.open(stream, formats=_formats()) as stored:
+        _check_size(stored, max_pixels)
+        if at_least is not None:
+            _set_jpeg_scale(stored, at_least if _transpose(stored) in SWAPS_SIDES else at_least[::-1])
+        return _load_upright(stored, max_pixels)
+
+
+def _container_kind(stream: BinaryIO) -> str | None:
+    """As `container_kind`, for a stream. Videos, and AVIF without support in Pillow, are errors."""
+    stream.seek(0)
+    kind = container_kind(stream.read(START_BYTES))
+    stream.seek(0)
+    if kind == "video":
+        raise VitreousError("is a video, not an image")
+    if kind == "avif" and "AVIF" not in _formats():
+        raise VitreousError("is an AVIF image, which needs Pillow 11.3 or newer: pip install --upgrade Pillow")
+    return kind
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -143,6 +162,7 @@ def _from_array(array: NDArray[Any]) -> Image.Image:
 
 def read_image_file(path: str | Path, max_pixels: int = MAX_PIXELS) -> bytes:
     """Read the bytes of an image file. It must be a regular file, and small enough for an image of `max_pixels`."""
+    refuse_other_kinds(path)
     return read_regular(path, *_file_limit(max_pixels))
 
 
@@ -157,7 +177,7 @@ def _file_limit(max_pixels: int) -> tuple[int, str]:
     return max(1 << 30, BYTES_PER_PIXEL * max_pixels), f" for an image ({BYTES_PER_PIXEL} for each of max_pixels)"
 
 
-def _check_size(image: Image.Image, max_pixels: int | None) -> None:
+def _check_size(image: Any, max_pixels: int | None) -> None:
     width, height = image.size
     if not width or not height:
         raise VitreousError(f"has no pixels: its size is {height:,} x {width:,} (height x width)")
@@ -202,6 +222,9 @@ def decode_array(
 def upright_size(data: bytes) -> tuple[int, int]:
     """(height, width) of an encoded image with its orientation applied, from its header."""
     try:
+        if _container_kind(io.BytesIO(data)) == "heif":
+            width, height = open_heif(data).size
+            return height, width
         with _silence_pillow(), Image.open(io.BytesIO(data), formats=_formats()) as stored:
             width, height = stored.size
             return (width, height) if _transpose(stored) in SWAPS_SIDES else (height, width)
@@ -213,6 +236,7 @@ def upright_size(data: bytes) -> tuple[int, int]:
 def _open_stream(file: str | Path | bytes | BinaryIO, max_pixels: int) -> Iterator[BinaryIO]:
     """A seekable stream of the file. A stream that the caller opened stays open."""
     if isinstance(file, str | Path):
+        refuse_other_kinds(file)
         with open_regular(file, *_file_limit(max_pixels)) as stream:
             yield _rewind(stream)
     else:

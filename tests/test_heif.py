@@ -115,6 +115,13 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         upright_size(path.read_bytes())
 
 
+def test_old_versions_of_the_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They decode as many pixels as the image has, whatever its header declares."""
+    monkeypatch.setattr(pillow_heif, "__version__", "1.1.0")
+    with pytest.raises(VitreousError, match="pip install --upgrade pillow-heif"):
+        decode(heic(quarters()))
+
+
 def test_kinds_of_containers() -> None:
     def start(major: bytes, *compatible: bytes) -> bytes:
         brands = major + bytes(4) + b"".join(compatible)

@@ -4,6 +4,7 @@ The package is imported when the first such image is decoded, in the process tha
 Pillow, since that would change `Image.open` for the whole program.
 """
 
+import re
 from functools import cache
 from importlib import import_module
 from typing import Any, BinaryIO
@@ -12,6 +13,7 @@ from vitreous.errors import VitreousError
 
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 INSTALL = "pip install pillow-heif (or vitreous[heif])"
+MIN_VERSION = (1, 8)  # older versions decode more pixels than the header of a hostile file declares
 START_BYTES = 64  # enough for the brands at the start of a file
 HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs", b"mif1", b"msf1"})
 AVIF_BRANDS = frozenset({b"avif", b"avis"})
@@ -51,6 +53,12 @@ def open_heif(stream: BinaryIO | bytes) -> Any:
     in the EXIF data repeats that rotation and has to be ignored, as the standard requires. libheif refuses to decode
     more pixels than the header declares.
     """
-    if not can_read_heif():
+    if (library := _pillow_heif()) is None:
         raise VitreousError(f"is a HEIC/HEIF image, which needs the package pillow-heif: {INSTALL}")
-    return _pillow_heif().open_heif(stream, convert_hdr_to_8bit=True)
+    version = tuple(int(part) for part in re.findall(r"[0-9]+", library.__version__)[:2])
+    if version < MIN_VERSION:
+        raise VitreousError(
+            f"is a HEIC/HEIF image, and pillow-heif {library.__version__} is too old to read it safely:"
+            " pip install --upgrade pillow-heif"
+        )
+    return library.open_heif(stream, convert_hdr_to_8bit=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitreous.data.dataset import DataSet
     from vitreous.data.open_data import open_data
     from vitreous.errors import VitreousError, VitreousWarning
+    from vitreous.evaluation.calibration import calibrate
     from vitreous.fast.accelerate import accelerate
     from vitreous.models.cost import Cost, cost
     from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "VitreousError": "vitreous.errors",
     "VitreousWarning": "vitreous.errors",
+    "calibrate": "vitreous.evaluation.calibration",
     "accelerate": "vitreous.fast.accelerate",
     "Cost": "vitreous.models.cost",
     "cost": "vitreous.models.cost",
@@ -72,6 +74,7 @@ __all__ = [
     "VitreousError",
     "VitreousWarning",
     "accelerate",
+    "calibrate",
     "convert",
     "cost",
     "create",

@@ -14,11 +14,12 @@ from vitreous import __version__
 from vitreous.errors import VitreousError, VitreousWarning, refuse_url
 from vitreous.utils.console import STDOUT, OutputClosed, escaped_output, print_line, print_message, standard_streams
 
-JSON_COMMANDS = ("bench", "compare", "data", "evaluate", "info", "predict", "recipes")  # commands with the flag --json
+# Commands with the flag --json.
+JSON_COMMANDS = ("bench", "calibrate", "compare", "data", "evaluate", "info", "predict", "recipes")
 # Commands that write files continue when stdout is closed (`vitreous train ... | head -1`). For the first three a lost
 # output is not an error.
 FILE_COMMANDS = ("train", "finetune", "features")
-CONTINUING_COMMANDS = (*FILE_COMMANDS, "compare", "evaluate", "inspect")
+CONTINUING_COMMANDS = (*FILE_COMMANDS, "calibrate", "compare", "evaluate", "inspect")
 SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell reports it
 
 
@@ -125,6 +126,7 @@ def _refuse_url(argument: str) -> None:
 def _commands(arguments: list[str]) -> dict[str, Callable[..., None]]:
     """Return all commands by name, in the order of `--help`."""
     from vitreous.cli.bench import bench_command
+    from vitreous.cli.calibrate import calibrate_command
     from vitreous.cli.compare import compare_command
     from vitreous.cli.convert import convert_command
     from vitreous.cli.data import data_command
@@ -145,6 +147,7 @@ def _commands(arguments: list[str]) -> dict[str, Callable[..., None]]:
         "predict": predict_command,
         "inspect": inspect_command,
         "evaluate": evaluate_command,
+        "calibrate": calibrate_command,
         "features": features_command,
         "compare": compare_command,
         "bench": bench_command,

@@ -29,9 +29,11 @@ from vitreous.cli.output import (
     print_warnings,
     write_json,
 )
+from vitreous.errors import VitreousError
 from vitreous.utils.console import print_line, printable
 
 if TYPE_CHECKING:
+    from vitreous.evaluation.evaluate import Evaluation
     from vitreous.evaluation.report import EvaluationReport
 
 MAX_CLASSES, MAX_CONFUSIONS = 20, 10  # rows that are printed; --json has all
@@ -52,12 +54,13 @@ class LabelOptions:
     two columns, from the name in the data to the name or index in the model."""
 
 
-def evaluate_command(
+def evaluate_command(  # noqa: PLR0913 (each is a flag or a group of flags)
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
     /,
     *,
     model: ModelOptions,
     size: Annotated[tuple[int, ...], tyro.conf.arg(metavar="PX ...", help_behavior_hint="")] = (),
+    csv: OptionalFile = None,
     data: DataOptions = DataOptions(),  # noqa: B008 (these are frozen)
     labels: Annotated[LabelOptions, tyro.conf.arg(name="label")] = LabelOptions(),
     features: Annotated[FeatureOptions, tyro.conf.arg(name="feature")] = FeatureOptions(),  # noqa: B008
@@ -66,12 +69,14 @@ def evaluate_command(
 ) -> None:
     """Evaluate a model on a data set: accuracy, loss and calibration, for all images and per class.
 
-    The output folder contains evaluation.json, and with several sizes a figure of the accuracy by size (resolution.png
-    and .svg).
+    The output folder contains evaluation.json, precision-recall curves (precision_recall.png and .svg), and with
+    several sizes a figure of the accuracy by size (resolution.png and .svg).
 
     Args:
         source: Data as in `vitreous data`: a folder, a manifest, arrays, tar shards, Parquet or a name.
         size: Image sizes in pixels; the model is evaluated at each. Default: the size of the model.
+        csv: Write the result of each image to this CSV file: label, prediction, their probabilities, the rank of the
+            label, and whether the prediction is rejected. For one image size.
     """
     from vitreous.data.open_data import open_data
     from vitreous.evaluation.cache import FeatureCache, default_cache_folder
@@ -79,11 +84,14 @@ def evaluate_command(
     from vitreous.evaluation.measures import MeasureSettings
     from vitreous.evaluation.report import EvaluationRequest, run_evaluation
 
-    check_output_paths(output.out, _output_files, overwrite=output.overwrite, figures=len(size) > 1)
+    if csv is not None and len(size) > 1:
+        raise VitreousError(f"--csv: results of images are written for one image size, and --size has {len(size)}")
+    check_output_paths(output.out, _output_files, csv, overwrite=output.overwrite, figures=len(size) > 1)
     reporter = make_reporter(output.json)
     options = batches.inference_options(reporter)
     settings = MeasureSettings(tuple(features.shots))
-    request = EvaluationRequest(labels.split, size, tuple(features.methods), settings, labels.real, labels.classes)
+    methods, curves = tuple(features.methods), output.json or output.out is not None
+    request = EvaluationRequest(labels.split, size, methods, settings, labels.real, labels.classes, curves)
     opened = open_data(source, data.reading(model.model))
     evaluated = open_model(model.model, options.device, model.heads, model.preprocessing)
     print_notes(reporter, (*evaluated.notes, *opened.notes))
@@ -91,6 +99,8 @@ def evaluate_command(
         cache = FeatureCache(features.cache or default_cache_folder())
         found = run_evaluation(evaluated, opened, request, options, cache, image_progress_bar(reporter))
     print_warnings(reporter, found.warnings)
+    if csv is not None:
+        write_image_results(csv, found, output.overwrite)
     if output.json:
         print_json({"data": source, **found.to_json()})
     else:
@@ -102,29 +112,54 @@ def evaluate_command(
 
 def _output_files(folder: Path) -> tuple[str, ...]:
     """The files that --out writes."""
-    return ("evaluation.json", "resolution.png", "resolution.svg")
+    return (
+        "evaluation.json",
+        *(f"{name}.{kind}" for name in ("resolution", "precision_recall") for kind in ("png", "svg")),
+    )
+
+
+def write_image_results(path: Path, found: "EvaluationReport", overwrite: bool) -> None:
+    """Write one row per image."""
+    from vitreous.evaluation.image_results import CSV_COLUMNS
+    from vitreous.utils.csv_files import write_csv
+
+    if not found.scores:
+        raise VitreousError(f"{path}: not written, because no predictions were scored: {found.not_scored}")
+    results = found.scores[0].images
+    assert results is not None
+    assert found.source is not None
+    names = [found.label(index) for index in range(found.evaluated.model.config.num_classes)]
+    write_csv(path, CSV_COLUMNS, results.csv_rows(found.source, found.split, names), overwrite)
 
 
 def write_evaluation(source: str, found: "EvaluationReport", output: OutputOptions) -> None:
-    from vitreous.evaluation.figures import draw_resolution_curve
+    from vitreous.evaluation.figures import draw_precision_recall, draw_resolution_curve
+    from vitreous.evaluation.report import format_size
     from vitreous.utils.atomic import atomic_folder
+    from vitreous.utils.figures import matplotlib_is_installed
 
     if output.out is None:
         return
     figures: list[Path] = []
     with atomic_folder(output.out, output.overwrite, _output_files) as folder:
         write_json(folder / "evaluation.json", {"data": source, **found.to_json()})
+        title = f"{found.evaluated.name} on {Path(source).name}, {found.split}"
+        caption = [f"{found.images:,} images; weights: {found.evaluated.selection}"]
+        caption += [f"WARNING: {text}" for text in found.warnings]
         if len(found.scores) > 1:
-            title = f"{found.evaluated.name} on {Path(source).name}, {found.split}"
-            caption = [f"{found.images:,} images; weights: {found.evaluated.selection}"]
-            caption += [f"WARNING: {text}" for text in found.warnings]
-            figures = draw_resolution_curve(found.scores, title, caption, folder)
+            figures += draw_resolution_curve(found.scores, title, caption, folder)
+        if found.curves and (curves := found.curves[0]) is not None and matplotlib_is_installed():
+            size = format_size(found.preprocessing[0])
+            figures += draw_precision_recall(curves, f"{title}, {size} px", caption, folder)
     if figures:
         print_figure_paths(figures, output.out, output.json)
 
 
 def print_evaluation(source: str, found: "EvaluationReport") -> None:
+    from vitreous.evaluation.report import format_size
+
     shown = [str(one) for one in found.preprocessing]
+    sized = list(zip(found.preprocessing, found.scores, strict=False))
     rows = [
         ("data", f"{printable(source)}: {found.split}, {found.images:,} images"),
         ("model", f"{found.evaluated.name}, content hash {found.evaluated.digest}"),
@@ -137,6 +172,9 @@ def print_evaluation(source: str, found: "EvaluationReport") -> None:
         named = found.evaluated.model.labels is not None or found.labels is None
         assumed = "" if named else "; the model has no class names, its 1,000 classes are assumed to be ImageNet-1k's"
         rows.append(("classes", f"matched {found.mapping.rule}{assumed}"))
+    if found.calibration is not None:
+        rows.append(("calibration", str(found.calibration)))
+        rows += [("", f"at {format_size(p)}: {one.calibration_note}") for p, one in sized if one.calibration_note]
     if found.not_scored:
         rows.append(("head", f"not evaluated: {printable(found.not_scored)}"))
     if found.feature_images:
@@ -162,7 +200,7 @@ def print_scores(found: "EvaluationReport") -> None:
     columns = [
         ("size", [format_size(one) for one in found.preprocessing]),
         ("top-1", [_percent(one.top1) for one in results]),
-        ("95% interval", [format_interval(one.interval) if one.interval else "" for one in results]),
+        ("95% interval, Wilson", [format_interval(one.interval) if one.interval else "" for one in results]),
         ("top-5", [_percent(one.top5) for one in results]),
         ("mAP", [_percent(one.map) for one in results]),
         ("ReaL", [_percent(one.real.top1) if one.real else "" for one in found.scores]),
@@ -176,10 +214,41 @@ def print_scores(found: "EvaluationReport") -> None:
         print_line(f"ReaL: {first.real.images:,} images; {first.real.left_out:,} without labels are left out")
     if first.result.invalid:
         print_line(f"{first.result.invalid:,} images have NaN logits and count as wrong")
+    if len(found.scores) == 1:
+        print_intervals(first)
+
+
+def print_intervals(evaluation: "Evaluation") -> None:
+    """Print the intervals that are not in the table, and coverage and precision with the model's thresholds."""
+    from vitreous.evaluation.intervals import result_intervals
+    from vitreous.evaluation.metrics import format_interval
+
+    assert evaluation.images is not None
+    intervals = result_intervals(evaluation.result, evaluation.images, evaluation.real)
+    titles = {"top5": "top-5", "real": "ReaL", "balanced": "balanced accuracy", "map": "mAP", "loss": "loss"}
+    texts: dict[str, list[str]] = {}
+    for name, title in titles.items():
+        if (one := intervals.get(name)) is not None:
+            pair = f"{one.low:.4f} to {one.high:.4f}" if name == "loss" else format_interval((one.low, one.high))
+            texts.setdefault(one.method, []).append(f"{title} {pair}")
+    for method, parts in texts.items():
+        print_line(f"95% interval, {method}: {'; '.join(parts)}")
+    if (rejection := evaluation.images.rejection()) is not None:
+        precision = "no prediction is accepted"
+        if rejection.precision is not None and rejection.interval is not None:
+            interval = f"95% interval, Wilson: {format_interval(rejection.interval)}"
+            precision = f"precision {rejection.precision:.1%} ({interval})"
+        count = f"{rejection.accepted:,} of {rejection.images:,} images"
+        print_line(
+            f"with the thresholds of the model (requested precision {rejection.wanted:.4g}): coverage"
+            f" {rejection.coverage:.1%} ({count} accepted), {precision}"
+        )
 
 
 def print_classes(found: "EvaluationReport") -> None:
     """Print recall, precision and F1 of each class, and the most frequent confusions."""
+    from vitreous.evaluation.metrics import format_interval, wilson_interval
+
     assert found.mapping is not None
     result = found.scores[0].result
     scores = [(name, result.per_class[place]) for name, place in zip(found.classes, found.mapping.indices, strict=True)]
@@ -196,6 +265,7 @@ def print_classes(found: "EvaluationReport") -> None:
         ("class", [printable(name) for name in names]),
         ("images", [f"{score.images:,}" for _, score in scores]),
         ("recall", [_percent(score.recall) for _, score in scores]),
+        ("95% interval, Wilson", [format_interval(wilson_interval(s.recall or 0.0, s.images)) for _, s in scores]),
         ("precision", [_percent(score.precision) for _, score in scores]),
         ("F1", [_percent(score.f1) for _, score in scores]),
     ]

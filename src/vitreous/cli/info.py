@@ -1,12 +1,15 @@
 """`vitreous info`: the contents of a checkpoint."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from vitreous.cli.options import ImageSize, OptionalInt, PreprocessingName, Switch
 from vitreous.cli.output import print_facts, print_json
+
+if TYPE_CHECKING:
+    from vitreous.models.calibration import Calibration
 
 # Fields of the config that are always printed; others are printed if they differ from their default.
 VIT_FIELDS = ("width", "depth", "heads", "mlp_dim", "pool", "position", "resample", "gelu", "norm_eps")
@@ -57,6 +60,7 @@ def info_command(
         "dtypes": types,
         "preprocessing": checkpoint.preprocessing.to_json(),
         "labels": None if checkpoint.labels is None else list(checkpoint.labels),
+        "calibration": None if checkpoint.calibration is None else _calibration_facts(checkpoint.calibration),
         "origin": dict(report.origin),
         "tensors": {
             "used": list(report.used),
@@ -96,6 +100,8 @@ def print_checkpoint(facts: dict[str, Any], preprocessing: str) -> None:
         ("preprocessing", preprocessing),
         ("labels", _labels(facts["labels"], config["num_classes"])),
     ]
+    if facts["calibration"] is not None:
+        rows.append(("calibration", facts["calibration"]["description"]))
     if facts["origin"] and facts["origin"].get("dialect") != facts["dialect"]:
         rows.append(("origin", "; ".join(f"{key}: {value}" for key, value in facts["origin"].items())))
     rows.append(("tensors", f"{len(tensors['used']):,} used, {len(tensors['ignored']):,} ignored"))
@@ -109,6 +115,12 @@ def print_checkpoint(facts: dict[str, Any], preprocessing: str) -> None:
     label = "conversion guess" if facts["dialect"] == "native" else "guess"
     rows += [(label, guess) for guess in facts["guesses"]]
     print_facts(rows)
+
+
+def _calibration_facts(calibration: "Calibration") -> dict[str, Any]:
+    """Return the calibration without the digests of its images."""
+    facts = {name: value for name, value in calibration.to_json().items() if name != "digests"}
+    return {**facts, "description": str(calibration)}
 
 
 def _config_class(config: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """`evaluate`: run a model on every image of a data set once, and score its predictions."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,13 +13,18 @@ from vitreous.data.dataset import Source
 from vitreous.data.loading import EvalLoader
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluated_model import EvaluatedModel
+from vitreous.evaluation.image_results import MAX_PROBABILITIES, ImageResultCollector, ImageResults
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.matching import ClassMapping
 from vitreous.evaluation.metrics import Result, Scores
 from vitreous.evaluation.progress_bar import Tick
 from vitreous.evaluation.real_labels import RealResult, RealScores
+from vitreous.models.calibration import Calibration
+from vitreous.models.resnet import BiT
+from vitreous.models.vit import VisionTransformer
 from vitreous.preprocessing import Preprocessing
 from vitreous.utils.torch_settings import default_modes
+from vitreous.weights.model_info import preprocessing_of
 
 
 class BatchObserver(Protocol):
@@ -37,11 +42,14 @@ def score(
     observer: BatchObserver | None = None,
     tick: Tick = lambda images: None,
 ) -> None:
-    """Add the loader's images to the scores. `model` is in eval mode; `loss` returns one value per image."""
+    """Add the loader's images to the scores. `model` is in eval mode; `loss` returns one value per image.
+
+    For the loss and for probabilities, logits are divided by the temperature of the scores.
+    """
     normalise = loader.transform.preprocessing.normalise
     for pixels, labels, indices in loader:
         logits = model(normalise(pixels)).float()
-        losses = loss(logits, labels)
+        losses = loss(logits / scores.temperature, labels)
         scores.add(logits, labels, losses)
         if observer is not None:
             observer.add(logits, labels, losses, indices)
@@ -57,6 +65,8 @@ class Evaluation:
     seconds: float
     unreadable: dict[int, str]
     real: RealResult | None = None
+    images: ImageResults | None = None  # the results of single images
+    calibration_note: str = ""  # why the model's calibration was not applied
 
     @property
     def images_per_second(self) -> float:
@@ -72,10 +82,12 @@ def evaluate(
     options: InferenceOptions,
     real: Tensor | None = None,
     tick: Tick = lambda images: None,
+    keep_probabilities: bool = False,
 ) -> Evaluation:
     """Score every image of the source once. `mapping` maps the labels of the data to the classes of the model.
 
-    `real`: all correct classes of each image (`read_real_labels`).
+    `real`: all correct classes of each image (`read_real_labels`). `keep_probabilities`: keep those of all classes, for
+    precision-recall curves, unless there are too many.
     """
     model, classes = evaluated.model, evaluated.model.config.num_classes
     check_head(evaluated)
@@ -83,8 +95,12 @@ def evaluate(
     sigmoid = multi_label or model.multi_label
     unreadable: dict[int, str] = {}
     loader = options.loader(mapping.relabelled(source, classes), preprocessing, unreadable)
-    scores = Scores(classes, multi_label, options.device, sigmoid)
-    observer = None if real is None else RealScores(real, options.device)
+    calibration, note = applicable_calibration(model, preprocessing, sigmoid)
+    scores = Scores(classes, multi_label, options.device, sigmoid, calibration.temperature if calibration else 1.0)
+    real_scores = None if real is None else RealScores(real, options.device)
+    keep = keep_probabilities and len(source) * classes <= MAX_PROBABILITIES
+    collector = ImageResultCollector(multi_label, sigmoid, calibration, keep)
+    observer = _ObserverList([collector] if real_scores is None else [collector, real_scores])
     started = time.perf_counter()
     run = options.logits_function(model)
     score(run, loader, binary_losses if sigmoid else softmax_losses, scores, observer, tick)
@@ -94,7 +110,30 @@ def evaluate(
     size = preprocessing.size
     assert isinstance(size, tuple)
     seconds = time.perf_counter() - started
-    return Evaluation(size, result, seconds, unreadable, None if observer is None else observer.result())
+    found = None if real_scores is None else real_scores.result()
+    return Evaluation(size, result, seconds, unreadable, found, collector.result(), note)
+
+
+class _ObserverList:
+    def __init__(self, observers: Sequence[BatchObserver]):
+        self.observers = observers
+
+    def add(self, logits: Tensor, targets: Tensor, losses: Tensor, indices: Tensor, /) -> None:
+        for observer in self.observers:
+            observer.add(logits, targets, losses, indices)
+
+
+def applicable_calibration(
+    model: VisionTransformer | BiT, preprocessing: Preprocessing, sigmoid: bool
+) -> tuple[Calibration | None, str]:
+    """Return the model's calibration, or None and the reason why it does not hold for these probabilities."""
+    if model.calibration is None:
+        return None, ""
+    if preprocessing != preprocessing_of(model):
+        return None, "not applied: it was fitted at another image size or with other preprocessing"
+    if sigmoid != model.multi_label:
+        return None, "not applied: it was fitted to one label per image"
+    return model.calibration, ""
 
 
 def check_head(evaluated: EvaluatedModel) -> None:

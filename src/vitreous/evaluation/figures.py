@@ -8,16 +8,18 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from vitreous.utils.atomic import atomic_file
-from vitreous.utils.figures import label_text, literal_text, new_figure, render_figure
+from vitreous.utils.figures import add_legend, label_text, literal_text, new_figure, render_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitreous.evaluation.evaluate import Evaluation
+    from vitreous.evaluation.precision_recall import PrecisionRecall
 
 CAPTION_LINE = 0.14  # inches
 LETTERS_PER_INCH = 18  # in a caption, approximately
 MAX_SENTENCE = 300  # letters
+MAX_DRAWN = 9  # classes in the precision-recall figure: one colour each
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -70,6 +72,30 @@ def draw_resolution_curve(
     axes.legend(frameon=False)
     add_caption(figure, caption)
     return save_figure(figure, folder, "resolution")
+
+
+@literal_text
+def draw_precision_recall(curves: PrecisionRecall, title: str, caption: Sequence[str], folder: Path) -> list[Path]:
+    """Write precision_recall.png and .svg: the micro average, and the classes with the lowest average precision."""
+    figure = new_figure(6.4, 4.6)
+    axes = figure.add_subplot()
+    lines, names = [], []
+    for curve in (curves.micro, *curves.classes[:MAX_DRAWN]):
+        style: dict[str, Any] = {"color": "black", "linewidth": 2.2, "zorder": 3} if curve is curves.micro else {}
+        # As in the definition of average precision, a curve starts at recall 0 and steps down from its next point.
+        x, y = [0.0, *curve.recall], [curve.precision[0], *curve.precision]
+        lines += axes.plot([100 * value for value in x], [100 * value for value in y], drawstyle="steps-pre", **style)
+        names.append(f"{label_text(curve.name, 28)}: {100 * curve.average_precision:.1f}")
+    axes.set(xlabel="recall (%)", ylabel="precision (%)", title=label_text(title, 80), xlim=(0, 101), ylim=(0, 103))
+    axes.grid(alpha=0.3)
+    hidden = len(curves.classes) - MAX_DRAWN
+    heading = "average precision (%)" + (
+        f",\n{MAX_DRAWN} lowest of {len(curves.classes):,} classes" if hidden > 0 else ""
+    )
+    place: Any = (1.01, 1.0)
+    add_legend(axes, lines, names, title=heading, loc="upper left", bbox_to_anchor=place, frameon=False, fontsize=8)
+    add_caption(figure, caption)
+    return save_figure(figure, folder, "precision_recall")
 
 
 def _accuracy_lines(evaluations: Sequence[Evaluation]) -> dict[str, list[float]]:

@@ -115,18 +115,24 @@ class Scores:
     several labels, all scores (N, K) are stored in float32, because average precision needs their order.
 
     `sigmoid`: probabilities are sigmoids instead of a softmax, for the calibration error of single labels.
+    `temperature`: logits are divided by it before that.
 
     In distributed evaluation: all-reduce each of `sums()` in place, concatenate each of `gathered()` over the processes
     and pass the result to `take`.
     """
 
     def __init__(
-        self, classes: int, multi_label: bool = False, device: torch.device | str = "cpu", sigmoid: bool = False
+        self,
+        classes: int,
+        multi_label: bool = False,
+        device: torch.device | str = "cpu",
+        sigmoid: bool = False,
+        temperature: float = 1.0,
     ) -> None:
         if classes < 1:
             raise VitreousError(f"scores for {classes} classes: there must be at least one")
         self.classes, self.multi_label, self.device = classes, multi_label, torch.device(device)
-        self.sigmoid = sigmoid
+        self.sigmoid, self.temperature = sigmoid, temperature
         with torch.inference_mode(False):  # inference tensors could not be updated outside inference mode
             self.loss = torch.zeros((), dtype=torch.float64, device=device)
             self.counts = self._zeros(len(COUNTS))
@@ -212,7 +218,7 @@ class Scores:
         self._add_confidence(logits.float(), first, valid)
 
     def _add_confidence(self, logits: Tensor, right: Tensor, valid: Tensor) -> None:
-        logits = logits.nan_to_num()  # softmax of an infinite logit would be NaN
+        logits = logits.nan_to_num() / self.temperature  # softmax of an infinite logit would be NaN
         probabilities = logits.sigmoid() if self.sigmoid else logits.softmax(1)
         confidence = torch.where(valid, probabilities.amax(1), 0.0).double()
         bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)

@@ -211,4 +211,4 @@ def head_logits(model: VisionTransformer, tokens: Tensor) -> Tensor:
 
 
 def class_probabilities(model: Model, logits: Tensor) -> Tensor:
-    return logits.sigmoid() if model.multi_label else logits.softmax(-1)
+    return model.probabilities(logits)

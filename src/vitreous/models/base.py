@@ -9,6 +9,7 @@ from typing import Protocol, Self, TypeVar
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError, brief
+from vitreous.models.calibration import Calibration
 from vitreous.models.init import reset_head_
 from vitreous.preprocessing import Preprocessing
 from vitreous.utils.memory import require_memory
@@ -53,6 +54,7 @@ class Model(nn.Module):
     preprocessing: Preprocessing | None = None
     labels: tuple[str, ...] | None = None  # class names
     multi_label: bool = False  # several classes per image: probabilities are sigmoids, not a softmax
+    calibration: Calibration | None = None  # temperature of the probabilities, and thresholds: `vitreous.calibrate`
     extras: Mapping[str, Tensor] | None = None  # tensors of the file that inference does not use: DINOv2's mask token
     report: ModelReport | None = None  # set by `vitreous.load`
 
@@ -60,8 +62,9 @@ class Model(nn.Module):
         """Replace the head by a zero-initialised one for `num_classes` classes; 0 removes it, so that the model returns
         features.
 
-        The config is updated and the class names are removed. The pre-logits layer (`representation_size`) is removed
-        with the old head, as in `vitreous.load(..., num_classes=K)`. Returns the model.
+        The config is updated; the class names and the calibration are removed. The pre-logits layer
+        (`representation_size`) is removed with the old head, as in `vitreous.load(..., num_classes=K)`. Returns the
+        model.
         """
         config = with_classes(self.config, num_classes)
         like = self.head.weight if isinstance(self.head, nn.Linear) else list(self.parameters())[-1]
@@ -75,8 +78,16 @@ class Model(nn.Module):
             del self.pre_logits  # otherwise the name would stay in the list of modules
             self.pre_logits = None
         self.config, self.head = config, head.train(self.training)
-        self.labels, self.multi_label = None, False
+        self.labels, self.multi_label, self.calibration = None, False, None
         return self
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probabilities of logits (..., classes): a softmax, or sigmoids of a multi-label model. The
+        temperature of the model's calibration is applied."""
+        logits = logits if logits.dtype.itemsize > 4 else logits.float()
+        if self.calibration is not None:
+            logits = logits / self.calibration.temperature
+        return logits.sigmoid() if self.multi_label else logits.softmax(-1)
 
 
 def with_classes(config: AnyConfig, num_classes: int) -> AnyConfig:

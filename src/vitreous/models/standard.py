@@ -33,7 +33,17 @@ HOOKS = (*CALL_HOOKS, "_state_dict_hooks", "_state_dict_pre_hooks")
 # `keyed_drops` sets for a batch.
 TORCH = frozenset(vars(nn.Module()))
 FREE = frozenset(
-    {"checkpoint_activations", "preprocessing", "labels", "multi_label", "extras", "report", "keys", "branch_scale"}
+    {
+        "checkpoint_activations",
+        "preprocessing",
+        "labels",
+        "multi_label",
+        "calibration",
+        "extras",
+        "report",
+        "keys",
+        "branch_scale",
+    }
 )
 
 

@@ -6,6 +6,7 @@ import io
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vitreous.errors import VitreousError
@@ -26,6 +27,10 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise VitreousError('drawing needs matplotlib: pip install "vitreous[plot]"') from None
+
+
+def matplotlib_is_installed() -> bool:
+    return find_spec("matplotlib") is not None
 
 
 def literal_text(draw: Callable[P, R]) -> Callable[P, R]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from vitreous.errors import VitreousError
+from vitreous.models.calibration import Calibration
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build_on_meta
@@ -29,6 +30,7 @@ class Checkpoint:
     report: LoadReport
     extras: State = field(default_factory=dict)  # tensors that the model does not use: the mask token
     multi_label: bool = False
+    calibration: Calibration | None = None
 
 
 def native_size(config: ViTConfig) -> tuple[int, int]:

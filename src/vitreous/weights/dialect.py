@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vitreous.models.calibration import Calibration
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
@@ -42,6 +43,7 @@ class ParsedCheckpoint:
     preprocessing: Preprocessing
     labels: Labels = None
     multi_label: bool = False
+    calibration: Calibration | None = None
     ignored: dict[str, str] = field(default_factory=dict)  # tensor name -> reason
     extras: TensorMap = field(default_factory=dict)  # not used by the model, kept for saving: the mask token
     remarks: Remarks = field(default_factory=Remarks)
@@ -61,6 +63,7 @@ class WritePlan:
     assumed_preprocessing: Preprocessing | None = None  # what readers assume, if the dialect does not store it
     stores_labels: bool = False
     stores_multi_label: bool = False
+    stores_calibration: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from vitreous import __version__
 from vitreous.errors import VitreousError, one_line, summarize_names
+from vitreous.models.calibration import Calibration
 from vitreous.models.resnet import BiTConfig, ResNetConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
@@ -48,6 +49,7 @@ def _read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
         preprocessing=Preprocessing.from_json(metadata.get("preprocessing", {})),
         labels=check_labels(labels, config),
         multi_label=metadata.get("multi_label") is True,
+        calibration=_read_calibration(metadata.get("calibration"), config),
         extras={name: DialectTensor((name,)) for name in EXTRAS if name in tensors},
         ignored={name: "for pre-training only" for name in EXTRAS if name in tensors},
         origin=origin,
@@ -57,12 +59,12 @@ def _read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
 
 def _write(checkpoint: Checkpoint, config: Config) -> WritePlan:
     tensor_map = {name: DialectTensor((name,)) for name in [*checkpoint.state, *checkpoint.extras]}
-    return WritePlan(tensor_map, stores_labels=True, stores_multi_label=True)
+    return WritePlan(tensor_map, stores_labels=True, stores_multi_label=True, stores_calibration=True)
 
 
 def native_metadata(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the metadata of a native `.safetensors` file."""
-    metadata = {
+    metadata: dict[str, Any] = {
         "version": __version__,
         "model": "vit" if isinstance(checkpoint.config, ViTConfig) else "bit",
         "config": asdict(checkpoint.config),
@@ -72,7 +74,20 @@ def native_metadata(checkpoint: Checkpoint) -> dict[str, str]:
         "origin": checkpoint.report.origin,
         "guesses": guess_lines(checkpoint.report.guesses),
     }
+    if checkpoint.calibration is not None:  # earlier versions ignore it: they compute the same logits
+        metadata["calibration"] = checkpoint.calibration.to_json()
     return {"format": "pt", "vitreous": json.dumps(metadata)}
+
+
+def _read_calibration(values: Any, config: Config) -> Calibration | None:
+    if values is None:
+        return None
+    try:
+        calibration = Calibration.from_json(values)
+        calibration.check_classes(config.num_classes)
+    except VitreousError as error:
+        raise VitreousError(f"in its metadata, {error}") from error
+    return calibration
 
 
 def config_from_json(kind: Any, values: dict[str, Any]) -> Config:

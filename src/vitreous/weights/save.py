@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vitreous.errors import VitreousError, VitreousWarning, refuse_url, summarize_names
+from vitreous.models.calibration import Calibration
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing
@@ -66,6 +67,23 @@ def convert(  # noqa: PLR0913 (keyword arguments, the same as the command's flag
         source, num_classes=num_classes, image_size=image_size, heads=heads, preprocessing=preprocessing
     )
     return _write_checkpoint(checkpoint, target, to, force)
+
+
+def save_calibrated(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    calibration: Calibration,
+    *,
+    heads: int | None = None,
+    preprocessing: Preprocessing | str | None = None,
+    overwrite: bool = False,
+) -> tuple[str, ...]:
+    """Write the checkpoint at `source` as a native file with this calibration. The weights are bit-identical."""
+    check_output(Path(target), overwrite)
+    checkpoint = read_checkpoint(source, heads=heads, preprocessing=preprocessing)
+    calibration.check_classes(checkpoint.config.num_classes)
+    checkpoint.calibration = calibration
+    return _write_checkpoint(checkpoint, target, "native", force=False)
 
 
 def _write_checkpoint(
@@ -147,6 +165,8 @@ def _losses(checkpoint: Checkpoint, plan: WritePlan, to: str) -> list[str]:
         lost.append("the labels are not stored: this format cannot store them")
     if checkpoint.multi_label and not plan.stores_multi_label:
         lost.append("multi_label is not stored: readers will expect one class per image")
+    if checkpoint.calibration is not None and not plan.stores_calibration:
+        lost.append("the calibration (temperature, thresholds) is not stored: readers get uncalibrated probabilities")
     assumed = plan.assumed_preprocessing
     if assumed is not None and assumed != checkpoint.preprocessing:
         lost.append(f"the preprocessing is not stored: readers of {to} will assume {assumed}")

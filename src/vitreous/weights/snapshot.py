@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError, VitreousWarning, brief, format_count, summarize_names
+from vitreous.models.calibration import Calibration
 from vitreous.models.resnet import BiT
 from vitreous.models.standard import differences, unwrapped, vitreous_model
 from vitreous.models.vit import VisionTransformer
@@ -55,6 +56,7 @@ def snapshot(model: nn.Module, force: bool) -> Checkpoint:
         _report(inner),
         _extras(inner.extras or {}),
         _multi_label(inner.multi_label),
+        _calibration(inner.calibration, inner.config),
     )
 
 
@@ -92,6 +94,9 @@ def _with_head_classes(model: VisionTransformer | BiT) -> VisionTransformer | Bi
         return model
     changed = copy.copy(model)
     changed.config = replace(config, num_classes=classes)
+    if model.calibration is not None:
+        changed.calibration = None
+        warnings.warn("the head was replaced: the calibration is not saved", VitreousWarning, stacklevel=5)
     if model.labels is not None and len(model.labels) == config.num_classes:  # names of the classes of the old head
         changed.labels = None
         text = f"the head was replaced by one for {format_count(classes, 'class')}: the old class names are not saved"
@@ -177,6 +182,14 @@ def _extras(extras: Any) -> State:
 def _multi_label(value: Any) -> bool:
     if not isinstance(value, bool):
         raise VitreousError(f"model.multi_label = {value!r}: expected True or False")
+    return value
+
+
+def _calibration(value: Any, config: Config) -> Calibration | None:
+    if value is not None and not isinstance(value, Calibration):
+        raise VitreousError(f"model.calibration = {brief(value)}: expected a Calibration, or None")
+    if value is not None:
+        value.check_classes(config.num_classes)
     return value
 
 

@@ -1,0 +1,282 @@
+"""`vitreous.calibrate`: fit a temperature and choose thresholds, and store them with the model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.data.dataset import DataSet
+from vitreous.data.open_data import open_data
+from vitreous.data.options import Reading
+from vitreous.errors import VitreousError, format_count, summarize_names
+from vitreous.evaluation.calibration_images import CalibrationImages, encode_digests, select_calibration_images
+from vitreous.evaluation.evaluate import binary_losses, check_head, softmax_losses
+from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel, open_model
+from vitreous.evaluation.image_results import Rejection
+from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.evaluation.matching import match_classes, read_class_map
+from vitreous.evaluation.metrics import wilson_interval
+from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
+from vitreous.evaluation.temperature import CalibrationScores, calibration_scores, fit_temperature
+from vitreous.evaluation.thresholds import (
+    ThresholdGroup,
+    accepted_predictions,
+    check_precision,
+    choose_thresholds,
+    class_thresholds,
+    images_needed,
+)
+from vitreous.evaluation.training_images import run_split_options
+from vitreous.models.calibration import MAX_NAME, Calibration
+from vitreous.preprocessing import Preprocessing
+from vitreous.utils.atomic import check_output
+from vitreous.utils.torch_settings import default_modes
+from vitreous.weights.model_info import labels_of
+from vitreous.weights.save import save_calibrated
+
+MIN_IMAGES = 10
+FOLDS = 5
+MAX_LOGITS = 2**28
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """The calibration of a model, and how good it is on images that it was not chosen on (cross-validation)."""
+
+    calibration: Calibration
+    accuracy: float | None  # top-1; None for multi-label data
+    before: CalibrationScores
+    after: CalibrationScores  # cross-validated
+    groups: tuple[ThresholdGroup, ...]  # empty without a requested precision
+    rejection: Rejection | None  # cross-validated
+    names: tuple[str, ...]  # of the model's classes
+    left_out: str
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    unreadable: tuple[str, ...] = ()
+    out: Path = field(default_factory=Path)
+
+    def to_json(self) -> dict[str, Any]:
+        record = {name: value for name, value in self.calibration.to_json().items() if name != "digests"}
+        images = self.calibration.images
+        return {
+            "out": str(self.out),
+            **record,
+            "left_out": self.left_out or None,
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+            "accuracy": self.accuracy,
+            "accuracy_interval": None if self.accuracy is None else wilson_interval(self.accuracy, images),
+            "before": vars(self.before),
+            "after": {**vars(self.after), "method": f"{FOLDS}-fold cross-validation"},
+            "rejection": self.rejection and {**self.rejection.to_json(), "images": f"{FOLDS}-fold cross-validation"},
+            "groups": [
+                {
+                    "classes": [self.names[index] for index in group.classes],
+                    "threshold": group.threshold,
+                    "predictions": group.predictions,
+                    "accepted": group.accepted,
+                    "right": group.right,
+                    "precision": group.precision,
+                }
+                for group in self.groups
+            ],
+            "unreadable": list(self.unreadable),
+        }
+
+
+def calibrate(  # noqa: PLR0913 (keyword arguments, the same as the command's flags)
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    precision: float | None = None,
+    confidence: float = 0.95,
+    split: str | None = None,
+    classes: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    heads: int | None = None,
+    preprocessing: Preprocessing | str | None = None,
+    reading: Reading | None = None,
+    options: InferenceOptions | None = None,
+    bar: ProgressBar = no_progress_bar,
+) -> CalibrationReport:
+    """Fit the temperature of a model on images that it was not trained on, and write it with this calibration to `out`.
+
+    `precision`: also choose thresholds, so that accepted predictions reach this precision with this `confidence`; with
+    `confidence=0`, on the calibration images only, without a guarantee. `classes`: a file that maps the data's classes
+    to the model's. The weights in `out`, a native .safetensors file, are bit-identical.
+    """
+    if precision is not None:
+        check_precision(precision, confidence)
+    target = Path(out)
+    if target.suffix != ".safetensors":
+        raise VitreousError(f"{target}: expected a name that ends in .safetensors")
+    check_output(target, overwrite)
+    if os.fsdecode(model).startswith(RANDOM_PREFIX):
+        raise VitreousError(f"{os.fsdecode(model)}: random weights cannot be calibrated")
+    options = options or InferenceOptions()
+    opened = open_data(data, reading or Reading(**run_split_options(model)))
+    evaluated = open_model(model, options.device, heads, preprocessing)
+    check_head(evaluated)
+    if opened.multi_label and not evaluated.model.multi_label:
+        raise VitreousError(
+            f"{opened.name}: images have several labels, and the model was trained for one class per image"
+        )
+    selected = select_calibration_images(opened, evaluated, split, bar)
+    logits, targets, digests, unreadable = _collect(evaluated, opened, selected, classes, options, bar)
+    report = _fit(evaluated, opened, selected, (logits, targets, digests), precision, confidence)
+    notes = save_calibrated(
+        model, target, report.calibration, heads=heads, preprocessing=preprocessing, overwrite=overwrite
+    )
+    changes = {"notes": (*report.notes, *notes), "unreadable": unreadable, "out": target}
+    return CalibrationReport(**{**vars(report), **changes})
+
+
+@default_modes()
+@torch.no_grad()
+def _collect(
+    evaluated: EvaluatedModel,
+    data: DataSet,
+    selected: CalibrationImages,
+    class_map: str | os.PathLike[str] | None,
+    options: InferenceOptions,
+    bar: ProgressBar,
+) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
+    """Return logits, labels and digests of all readable images, and the errors of the others."""
+    model, classes = evaluated.model, evaluated.model.config.num_classes
+    labels, source = labels_of(model), selected.images
+    if len(source) * classes > MAX_LOGITS:
+        most = MAX_LOGITS // classes
+        raise VitreousError(f"{data.name}: {len(source):,} images; with {classes:,} classes, use at most {most:,}")
+    mapping = (
+        match_classes(data.classes, labels, classes)
+        if class_map is None
+        else read_class_map(Path(class_map), data.classes, labels, classes)
+    )
+    preprocessing, unreadable = evaluated.preprocessing(), dict[int, str]()
+    loader = options.loader(mapping.relabelled(source, classes), preprocessing, unreadable)
+    run, batches = options.logits_function(model), []
+    with bar(f"{evaluated.name} on {data.name}", len(source)) as tick:
+        for pixels, targets, indices in loader:
+            logits = run(preprocessing.normalise(pixels)).float()
+            batches.append((logits.cpu(), targets.cpu(), indices.cpu()))
+            tick(len(pixels))
+    count = len(source) - len(unreadable)
+    if count < MIN_IMAGES:
+        raise VitreousError(
+            f"{data.name}, {selected.split}: {format_count(count, 'readable image')}; a calibration needs at least"
+            f" {MIN_IMAGES}, and is reliable with a few hundred"
+        )
+    logits, targets, indices = (torch.cat(column) for column in zip(*batches, strict=True))
+    if bad := int((~logits.isfinite()).any(1).sum()):
+        raise VitreousError(f"{bad:,} images have logits that are not finite numbers: check the weights")
+    return logits, targets, selected.digests[indices], tuple(unreadable.values())
+
+
+def _fit(
+    evaluated: EvaluatedModel,
+    data: DataSet,
+    selected: CalibrationImages,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    precision: float | None,
+    confidence: float,
+) -> CalibrationReport:
+    model, (logits, targets, digests) = evaluated.model, tensors
+    sigmoid = model.multi_label
+    losses: Callable[[Tensor, Tensor], Tensor] = binary_losses if sigmoid else softmax_losses
+    fit = fit_temperature(logits, targets, sigmoid)
+    if fit.temperature != 1 and fit.problem:
+        raise VitreousError(
+            f"no temperature can be fitted: {fit.problem}; check the labels and how classes are matched"
+        )
+    folds = torch.from_numpy(np.random.default_rng(0).permutation(len(logits)) % FOLDS)
+    temperatures = torch.ones(len(logits), dtype=torch.float64)
+    for fold in range(FOLDS):
+        other = folds != fold
+        temperatures[~other] = fit_temperature(logits[other], targets[other], sigmoid).temperature
+    before = calibration_scores(logits, targets, sigmoid, torch.ones_like(temperatures), losses)
+    after = calibration_scores(logits, targets, sigmoid, temperatures, losses)
+    temperature, notes = fit.temperature, [fit.problem + ": the temperature stays 1"] if fit.problem else []
+    if after.loss >= before.loss:
+        if not notes:
+            notes.append(
+                f"the temperature stays 1: the fitted one, {fit.temperature:.3g}, does not reduce the log-loss of"
+                f" images that it was not fitted on ({before.loss:.4f} before, {after.loss:.4f} after, cross-validated)"
+            )
+        temperature, after, temperatures = 1.0, before, torch.ones_like(temperatures)
+    probabilities = _probabilities(logits, temperature, sigmoid)
+    groups = [] if precision is None else choose_thresholds(probabilities, targets, precision, confidence)
+    names = labels_of(model) or tuple(f"class {index}" for index in range(logits.shape[1]))
+    rejection = None
+    if precision is not None:
+        notes += _check_groups(groups, names, precision, confidence)
+        rejection = _cross_validate(logits / temperatures[:, None], targets, folds, sigmoid, precision, confidence)
+    thresholds = None if precision is None else class_thresholds(groups, logits.shape[1])
+    calibration = Calibration(
+        temperature,
+        len(logits),
+        data.name[:MAX_NAME],
+        selected.split,
+        encode_digests(digests),
+        precision,
+        None if precision is None else confidence,
+        thresholds,
+    )
+    accuracy = None if targets.ndim == 2 else (logits.argmax(1) == targets).double().mean().item()
+    texts = (selected.left_out, selected.warnings, tuple(notes))
+    return CalibrationReport(calibration, accuracy, before, after, tuple(groups), rejection, names, *texts)
+
+
+def _probabilities(logits: Tensor, temperature: float, sigmoid: bool) -> Tensor:
+    scaled = logits.double() / temperature
+    return scaled.sigmoid() if sigmoid else scaled.softmax(1)
+
+
+def _check_groups(
+    groups: list[ThresholdGroup], names: tuple[str, ...], precision: float, confidence: float
+) -> list[str]:
+    """Return notes on classes that do not reach the precision. Raise an error if no class does."""
+    failed = [group for group in groups if group.threshold is None]
+    needed = images_needed(precision, confidence)
+    sure = f" with {confidence:.0%} confidence, which takes at least {needed:,} accepted images" if confidence else ""
+    if len(failed) == len(groups):
+        without = ", or without a guarantee (--confidence 0)" if confidence else ""
+        raise VitreousError(
+            f"a precision of {precision:g} is not reached{sure}: use more images, a lower --precision{without}"
+        )
+    return [
+        f"a precision of {precision:g} is not reached{sure}, for"
+        f" {summarize_names([names[index] for index in group.classes])}: all predictions of"
+        f" {'this class' if len(group.classes) == 1 else 'these classes'} are rejected"
+        for group in failed
+    ]
+
+
+def _cross_validate(
+    logits: Tensor, targets: Tensor, folds: Tensor, sigmoid: bool, precision: float, confidence: float
+) -> Rejection:
+    """Choose the thresholds without a fifth of the images, apply them to that fifth, and so on. `logits` are scaled."""
+    probabilities = _probabilities(logits, 1.0, sigmoid)
+    several = targets.ndim == 2
+    images = predictions = right = 0
+    for fold in range(FOLDS):
+        other, mine = folds != fold, folds == fold
+        groups = choose_thresholds(probabilities[other], targets[other], precision, confidence)
+        accepted = accepted_predictions(probabilities[mine], class_thresholds(groups, logits.shape[1]))
+        truth = targets[mine]
+        if not several:
+            predicted = probabilities[mine].argmax(1, keepdim=True)
+            accepted = torch.zeros_like(accepted).scatter_(1, predicted, accepted.gather(1, predicted))
+            truth = torch.zeros_like(accepted).scatter_(1, truth[:, None], True)
+        images += int(accepted.any(1).sum())
+        predictions += int(accepted.sum())
+        right += int((accepted & truth).sum())
+    return Rejection(len(logits), images, predictions, right, precision)

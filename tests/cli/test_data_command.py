@@ -73,7 +73,7 @@ def test_unreadable_and_duplicate_images_are_listed(folder: Path, capsys: pytest
     assert table["unreadable"].startswith("15 images train: pets/cat/bad0.jpg: not an image, or not a supported")
     assert table["unreadable"].endswith("and 3 more; --json lists all")
     assert table["duplicates"] == "1 within train train: pets/cat/000.png = train: pets/cat/copy.png"
-    assert table["note"] == "1 file without an image suffix: ignored (1 .txt)"
+    assert table["note"] == "ignored: 1 file without an image suffix (1 .txt)"
     assert table["splits"] == "no validation split"
     assert list(folder.glob("*.png")) == []
 

@@ -133,7 +133,7 @@ def test_unusual_names_nested_folders_and_other_files(tmp_path: Path) -> None:
     assert same(data.train.image(1), 1)
     assert data.notes == (
         "1 image outside of class folders: ignored ('loose.png')",
-        "2 files without an image suffix: ignored (1 no suffix, 1 .txt)",
+        "ignored: 2 files without an image suffix (1 no suffix, 1 .txt)",
     )
 
 
@@ -297,7 +297,7 @@ def test_data_set_names_and_misspelt_names(tmp_path: Path, monkeypatch: pytest.M
         "flowers/train"
     )  # not a name on the hub: there is a folder flowers/
     (tmp_path / "model.onnx").touch()
-    assert "unknown file format; expected a folder, .csv" in refused("model.onnx")
+    assert "unknown file format; expected a folder, .zip, .csv" in refused("model.onnx")
     classes(tmp_path / "pets", {"a": 3, "b": 3})
     assert "data_dir is only for data sets that are given by name" in refused("pets", Reading(data_dir="x"))
     assert open_data("pets").name == open_data("pets/").name == "pets"

@@ -11,13 +11,14 @@ import numpy as np
 from vitreous.data.dataset import DataSet, Source, Subset
 from vitreous.data.encoded import FileSource
 from vitreous.data.shards import TarSource
+from vitreous.data.zip_archive import ZipSource
 
 
 def source_fingerprint(source: Source) -> str:
     """A hash of the labels and images of a source.
 
-    Arrays are hashed by their bytes, image files and tar shards by name, size and modification time, and images of
-    other sources, such as Parquet files, by their encoded bytes.
+    Arrays are hashed by their bytes, image files and tar shards by name, size and modification time, images in a zip
+    archive by their checksums, and images of other sources, such as Parquet files, by their encoded bytes.
     """
     digest = blake2b(source.labels.contiguous().numpy().tobytes(), digest_size=16)
     for part in _parts(source):
@@ -58,6 +59,8 @@ def _parts(source: Source) -> Iterable[bytes]:
             *(_size_and_time(path) for path in source.paths),
             *(array.tobytes() for array in (source.shards, source.offsets)),
         ]
+    if isinstance(source, ZipSource):
+        return [os.fsencode("\n".join(source.names)), source.sizes.tobytes(), source.checksums.tobytes()]
     names = os.fsencode("\n".join(map(source.name, range(len(source)))))
     return chain([names], map(source.content, range(len(source))))
 

@@ -1,11 +1,14 @@
 """Finding image files by name: in folders, and by glob patterns."""
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
 
-from vitreous.errors import VitreousError, refuse_url
+from vitreous.data.dataset import Source
+from vitreous.errors import VitreousError, format_count, refuse_url, summarize_names
+from vitreous.utils.file_kinds import describe_other_files, is_system_file
+from vitreous.utils.heif import HEIF_SUFFIXES, INSTALL, can_read_heif
 from vitreous.utils.images import IMAGE_SUFFIXES
 
 
@@ -28,7 +31,9 @@ def _matches(pattern: Path) -> list[Path]:
     if os.path.isdir(pattern):  # noqa: PTH112 (Path.is_dir raises an error for a name that is too long)
         if images := _images_in(pattern):
             return images
-        raise VitreousError(f"{pattern}: no image in this folder")
+        files = (file for _, names in walk_folders(pattern) for file in names if not is_system_file(file))
+        found = describe_other_files(files)
+        raise VitreousError(f"{pattern}: no image in this folder" + (f"; it has {', '.join(found)}" if found else ""))
     if os.path.lexists(pattern):  # before globbing, for names with [ in them; a dangling link fails when it is decoded
         return [pattern]
     if not has_magic(str(pattern)):
@@ -65,6 +70,18 @@ def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")  # noqa: PTH122 (fast)
 
 
+def heif_notes(sources: Iterable[Source]) -> list[str]:
+    """A note that names the HEIC images if they cannot be read, since pillow-heif is not installed."""
+    if can_read_heif():
+        return []
+    names = (source.name(index) for source in sources if source.array is None for index in range(len(source)))
+    missing = [name for name in names if name.lower().endswith(HEIF_SUFFIXES)]
+    if not missing:
+        return []
+    files = summarize_names(map(os.path.basename, missing), 3)
+    return [f"{format_count(len(missing), 'HEIC image')} cannot be read ({files}): {INSTALL}"]
+
+
 def walk_folders(root: str | Path, excluded: Collection[tuple[int, int]] = ()) -> Iterator[tuple[str, list[str]]]:
     """Each folder below `root`, and the names of its files, without hidden folders.
 
@@ -80,7 +97,7 @@ def walk_folders(root: str | Path, excluded: Collection[tuple[int, int]] = ()) -
             folders.clear()
             continue
         visited.add(identity)
-        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+        folders[:] = sorted(folder for folder in folders if not is_system_file(folder))
         yield name, files
 
 

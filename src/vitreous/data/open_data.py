@@ -1,4 +1,4 @@
-"""Open a data set: detect its format (folder, manifest, arrays, tar, Parquet, name), and hold out missing splits."""
+"""Open a data set: detect its format (folder, zip, manifest, arrays, ...), and hold out missing splits."""
 
 import os
 import re
@@ -15,17 +15,21 @@ from vitreous.data.arrays import open_npz_dataset
 from vitreous.data.dataset import DataSet, Source, Subset
 from vitreous.data.encoded import EncodedSource
 from vitreous.data.folders import find_split_folders, open_folder, visible_entries
+from vitreous.data.image_files import heif_notes
 from vitreous.data.manifests import MANIFEST_SUFFIXES, open_manifest
 from vitreous.data.options import Reading
 from vitreous.data.parquet import find_parquet_files, open_parquet
 from vitreous.data.raw_dataset import RawDataset, check_unique_classes, common_folder
 from vitreous.data.shards import open_shards
 from vitreous.data.splits import MIN_IMAGES_FOR_TEST, train_val_test_split
+from vitreous.data.zip_archive import open_zip
 from vitreous.errors import SystemFaultError, VitreousError, brief, format_count, refuse_url, summarize_names
+from vitreous.utils.images import has_frames
 from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
 
-FORMATS = "a folder, .csv, .tsv, .jsonl, .npz, .tar or .parquet"
+FORMATS = "a folder, .zip, .csv, .tsv, .jsonl, .npz, .tar or .parquet"
 MAX_FILES = 1_000_000  # matches of a pattern
+ANIMATED_SUFFIXES = (".gif", ".webp", ".png", ".apng", ".avif", ".tif", ".tiff")
 IMAGES_CHECKED = 64  # images that are decoded to decide between grey and colour
 SPLIT_TITLES = {"val": "validation", "test": "test"}
 
@@ -33,10 +37,10 @@ SPLIT_TITLES = {"val": "validation", "test": "test"}
 def open_data(data: str | os.PathLike[str], reading: Reading = Reading()) -> DataSet:  # noqa: B008 (it is frozen)
     """Detect the format of DATA, list its images and labels, and hold out a validation split if it has none.
 
-    `data` is a folder (of classes, or of splits with classes), a manifest (.csv, .tsv, .jsonl), an .npz of arrays, tar
-    shards or Parquet (a file, a folder of them, or a pattern), a Hugging Face data set (a folder, hf://owner/name,
-    owner/name), or one of the names digits, mnist, fashion-mnist, cifar10, cifar100. Only a few images are decoded, to
-    detect whether all of them are grey.
+    `data` is a folder or .zip (of classes, or of splits with classes), a manifest (.csv, .tsv, .jsonl), an .npz of
+    arrays, tar shards or Parquet (a file, a folder of them, or a pattern), a Hugging Face data set (a folder,
+    hf://owner/name, owner/name), or one of the names digits, mnist, fashion-mnist, cifar10, cifar100. Only a few images
+    are decoded, to detect whether all of them are grey.
     """
     if not isinstance(data, str | os.PathLike) or not isinstance(os.fspath(data), str):
         raise VitreousError(f"DATA: expected a path or the name of a data set, got {brief(data)}")
@@ -48,6 +52,8 @@ def open_data(data: str | os.PathLike[str], reading: Reading = Reading()) -> Dat
         raw = _open_raw(data, reading)
         if not raw.has_columns and (column := reading.image_column or reading.label_column):
             raise VitreousError(f"this format has no columns, so there is no column {column!r}")
+        if reading.class_level is not None and not raw.has_class_folders:
+            raise VitreousError("class_level has no effect: the labels of this data are not names of folders")
         return _to_dataset(raw, reading)
     except VitreousError as error:
         raise (error if str(error).startswith(os.fspath(data)) else error.at(data)) from error
@@ -107,26 +113,28 @@ def _open_file(path: Path, reading: Reading) -> RawDataset:
         return open_manifest(path, reading)
     if suffix == ".npz":
         return open_npz_dataset(path)
+    if suffix == ".zip":
+        return open_zip(path, reading)
     if suffix == ".parquet":
         return open_parquet([path], path.stem, path.parent, reading)
-    if suffix in (".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip", ".tbz2", ".txz"):
-        return _open_tars([path], path.stem)
+    if suffix in (".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".tbz2", ".txz"):
+        return _open_tars([path], path.stem, reading)
     raise VitreousError(f"unknown file format; expected {FORMATS}")
 
 
-def _open_tars(paths: list[Path], name: str) -> RawDataset:
+def _open_tars(paths: list[Path], name: str, reading: Reading) -> RawDataset:
     for path in paths:
         try:
             with open_regular(path) as file:
                 start = file.read(6)
         except VitreousError as error:
             raise error.at(path) from error
-        compressed = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
+        compressed = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
         if start.startswith(compressed):
             raise VitreousError(
                 f"{path.name} is compressed, which does not allow random access: decompress it to a plain .tar first"
             )
-    return open_shards(paths, name)
+    return open_shards(paths, name, reading.class_level)
 
 
 def _open_pattern(pattern: str, reading: Reading) -> RawDataset:
@@ -141,7 +149,7 @@ def _open_pattern(pattern: str, reading: Reading) -> RawDataset:
     if suffixes == {".parquet"}:
         return open_parquet(paths, name, common_folder(paths), reading)
     if suffixes == {".tar"}:
-        return _open_tars(paths, name)
+        return _open_tars(paths, name, reading)
     raise VitreousError(
         f"a pattern must match only .tar or only .parquet files; this one matches"
         f" {summarize_names(p.name for p in paths)}"
@@ -178,7 +186,7 @@ def expand_braces(pattern: str) -> Iterator[str]:
 def _open_directory(folder: Path, reading: Reading) -> RawDataset:
     if huggingface.is_saved_dataset(folder):
         return huggingface.open_saved_dataset(folder, reading)
-    return builtin.open_mnist_or_cifar(folder) or _open_files_in(folder, reading) or open_folder(folder)
+    return builtin.open_mnist_or_cifar(folder) or _open_files_in(folder, reading) or open_folder(folder, reading)
 
 
 def _open_files_in(folder: Path, reading: Reading) -> RawDataset | None:
@@ -190,7 +198,7 @@ def _open_files_in(folder: Path, reading: Reading) -> RawDataset | None:
     if len(metadata) == 1:
         return open_manifest(metadata[0], reading)
     if tars := [file for file in files if file.suffix.lower() == ".tar"]:
-        return _open_tars(tars, name)
+        return _open_tars(tars, name, reading)
     if tables := find_parquet_files(folder):
         return open_parquet(tables, name, folder, reading)
     if len(manifests) == 1 and len(files) == len(entries):
@@ -215,6 +223,7 @@ def _to_dataset(raw: RawDataset, reading: Reading) -> DataSet:
     notes = list(raw.notes)
     train = raw.splits["train"]
     _check_classes(raw, notes)
+    notes += heif_notes(raw.splits.values())
     stored = {name: source for name, source in raw.splits.items() if len(source)}
     held_out, how = _hold_out(stored, reading, notes)
     splits = {**stored, **held_out}
@@ -279,20 +288,26 @@ def _check_classes(raw: RawDataset, notes: list[str]) -> None:
 
 
 def _detect_channels(train: Source, notes: list[str]) -> int:
-    """1 if a sample of the training images is grey, otherwise 3."""
+    """1 if a sample of the training images is grey, otherwise 3. Animations in the sample are noted."""
     if (array := train.array) is not None:
         return int(array.shape[-1])
     step = max(1, len(train) / IMAGES_CHECKED)
-    modes, errors = set(), []
+    modes, errors, animated = set(), [], []
     for number in range(min(IMAGES_CHECKED, len(train))):
+        index = int(number * step)
         try:
-            modes.add(train.image(int(number * step), (1, 1)).mode)
+            modes.add(train.image(index, (1, 1)).mode)
+            if Path(train.name(index)).suffix.lower() in ANIMATED_SUFFIXES and has_frames(train.content(index)):
+                animated.append(index)
         except SystemFaultError:
             raise
         except VitreousError as error:
             errors.append(str(error))
     if not modes:
         raise VitreousError(f"none of the {len(errors)} images that were tried can be read; the first: {errors[0]}")
+    if animated:
+        names = summarize_names((Path(train.name(index)).name for index in animated), 3)
+        notes.append(f"of animated images and of files with several pages, the first is used: {names}")
     if modes == {"L"} and len(train) > IMAGES_CHECKED:
         notes.append(f"{IMAGES_CHECKED} sampled images are grey: all images are converted to grey")
     return 1 if modes == {"L"} else 3

@@ -44,6 +44,9 @@ class Reading:
     """Image column of a manifest, Parquet file or Hugging Face data set. Default: detected from the column names."""
     label_column: str | None = None
     """Label column of a manifest, Parquet file or Hugging Face data set. Default: detected from the column names."""
+    class_level: int | None = None
+    """Level of the class folders in a folder, zip or tar of images: 1 for CLASS/1.jpg, 2 for YEAR/CLASS/1.jpg. Default:
+    1, or the first level below folders that are named like dates."""
     val_fraction: float | None = None
     """Fraction of the training images held out for validation, when the data has no validation split. Default: 5% to
     20%, depending on the number of images. 0: train without validation."""

@@ -31,6 +31,7 @@ class RawDataset:
     notes: Sequence[str] = ()
     val_origin: str = "validation split of the data"  # where the validation split is stored, for display
     has_columns: bool = False  # whether images and labels are in named columns
+    has_class_folders: bool = False  # whether the labels are names of folders
 
 
 def _split_from_name(name: str) -> str | None:

@@ -1,6 +1,7 @@
 """Tar shards: images with label files next to them, as in WebDataset, or in folders named after classes."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from vitreous.data.class_level import choose_class_level
 from vitreous.data.columns import LABEL_COLUMNS, normalize_column
 from vitreous.data.encoded import EncodedSource, PackedStrings
 from vitreous.data.file_pool import FilePool
@@ -52,17 +54,18 @@ class TarSource(EncodedSource):
         return bytes(content)
 
 
-def open_shards(paths: Sequence[Path], name: str) -> RawDataset:
-    """Open tar shards, with labels from files next to the images or from folder names."""
+def open_shards(paths: Sequence[Path], name: str, class_level: int | None = None) -> RawDataset:
+    """Open tar shards, with labels from files next to the images or from folder names (at `class_level`)."""
     by_split = group_by_split(paths)
     indices = {split: [index_tar(path) for path in files] for split, files in by_split.items()}
     notes = single_file_notes(paths)
     if others := sum(index.others for split_indices in indices.values() for index in split_indices):
         notes.append(f"{format_count(others, 'file')} in the tars without an image suffix: ignored")
-    if any(_has_label_files(index) for split_indices in indices.values() for index in split_indices):
+    has_label_files = any(_has_label_files(index) for split_indices in indices.values() for index in split_indices)
+    if has_label_files:
         parts = {split: _labels_from_files(by_split[split], indices[split]) for split in indices}
     else:
-        parts = _labels_from_folders(indices)
+        parts = _labels_from_folders(indices, class_level, notes)
     parts = {split: part for split, part in parts.items() if part}
     if not parts.get("train"):
         raise VitreousError("no images in train" if parts else "the tars contain no images")
@@ -81,7 +84,7 @@ def open_shards(paths: Sequence[Path], name: str) -> RawDataset:
         images = [image for image, _ in part]
         sources[split] = TarSource(files[shard_split], indices[shard_split], images, labels[split])
     val_origin = "val shards" if "val" in by_split else "val/ in the tars"
-    return RawDataset(name, classes, sources, notes, val_origin)
+    return RawDataset(name, classes, sources, notes, val_origin, has_class_folders=not has_label_files)
 
 
 def _sample_key(name: str) -> str:
@@ -127,7 +130,9 @@ def _parse_label_file(text: str, suffix: str) -> Any:
     return value
 
 
-def _labels_from_folders(indices: dict[str, list[TarIndex]]) -> dict[str, list[tuple[ImagePlace, Any]]]:
+def _labels_from_folders(
+    indices: dict[str, list[TarIndex]], class_level: int | None, notes: list[str]
+) -> dict[str, list[tuple[ImagePlace, Any]]]:
     """Every image with its folder as label. A folder that contains all images is skipped; splits are detected."""
     images = [
         (split, (shard, i), PurePosixPath(name).parts[:-1])
@@ -145,9 +150,17 @@ def _labels_from_folders(indices: dict[str, list[TarIndex]]) -> dict[str, list[t
     has_splits = (
         bool(tops) and tops <= set(SPLITS) and set(indices) == {"train"} and "train" in {SPLITS[top] for top in tops}
     )
+    depth = skipped + has_splits
+    below = (
+        folders[depth:]
+        for split, _, folders in images
+        if (SPLITS[folders[skipped].lower()] if has_splits else split) == "train"
+    )
+    chosen = choose_class_level(Counter(folders for folders in below if folders), class_level)
+    notes += [chosen.note] if chosen.note else []
+    depth += chosen.level - 1
     parts: dict[str, list[tuple[ImagePlace, Any]]] = {}
     for split, image, folders in images:
-        depth = skipped + has_splits
         if len(folders) <= depth:
             raise VitreousError(
                 "images without a class folder and without a label file; expected class/1.jpg, or 1.jpg with 1.cls"

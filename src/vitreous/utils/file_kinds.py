@@ -41,13 +41,14 @@ KINDS = (
     ),
     FileKind("archive", "extract it", _suffixes("zip rar 7z tar gz tgz bz2 xz zst")),
 )
-# Files that the systems put into folders of photos. They are not worth a remark.
-SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "picasa.ini", "icon\r", "__macosx"})
+# Files and folders that systems and network drives put among photos. They are not worth a remark.
+SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "picasa.ini", "icon\r"})
+SYSTEM_FOLDERS = frozenset({"__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information"})
 
 
 def is_system_file(name: str) -> bool:
     """Whether a file or folder is hidden, or was written by the system: Thumbs.db, desktop.ini, .DS_Store, __MACOSX."""
-    return name.startswith(".") or name.lower() in SYSTEM_FILES
+    return name.startswith(".") or name.lower() in SYSTEM_FILES | SYSTEM_FOLDERS
 
 
 def file_kind(name: str) -> FileKind | None:

@@ -232,6 +232,15 @@ def upright_size(data: bytes) -> tuple[int, int]:
         raise _translate_error(error) from error
 
 
+def has_frames(data: bytes) -> bool:
+    """Whether an encoded image has several frames or pages, of which `decode` uses the first. False if unreadable."""
+    try:
+        with _silence_pillow(), Image.open(io.BytesIO(data), formats=_formats()) as stored:
+            return bool(getattr(stored, "is_animated", False))
+    except Exception:  # `decode` raises the error
+        return False
+
+
 @contextmanager
 def _open_stream(file: str | Path | bytes | BinaryIO, max_pixels: int) -> Iterator[BinaryIO]:
     """A seekable stream of the file. A stream that the caller opened stays open."""

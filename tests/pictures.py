@@ -49,3 +49,15 @@ def write_tar(path: Path, members: Mapping[str, bytes]) -> Path:
 
 def same(image: Image.Image, number: int, **shape: Any) -> bool:
     return np.array_equal(np.asarray(image), pixels(number, **shape))
+
+
+def heic(image: Image.Image, orientation: int = 1, quality: int = 100) -> bytes:
+    """Encode an image as an iPhone does: not rotated, with the rotation in the container and in EXIF."""
+    from pillow_heif.as_plugin import _save_heif
+
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image, stream = image.copy(), io.BytesIO()
+    image.encoderinfo = {"exif": exif.tobytes(), "quality": quality, "chroma": 444}  # type: ignore[attr-defined]
+    _save_heif(image, stream, "")
+    return stream.getvalue()

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from limits import limited
+from pictures import heic
 from vitreous.errors import VitreousError
 from vitreous.utils import heif
 from vitreous.utils.heif import container_kind
@@ -27,18 +28,6 @@ def quarters(size: tuple[int, int] = (128, 64)) -> Image.Image:
         left, top = column * width // 2, row * height // 2
         image.paste(colour, (left, top, left + width // 2, top + height // 2))
     return image
-
-
-def heic(image: Image.Image, orientation: int = 1, quality: int = 100) -> bytes:
-    """Encode an image as an iPhone does: not rotated, with the rotation in the container and in EXIF."""
-    from pillow_heif.as_plugin import _save_heif
-
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    image, stream = image.copy(), io.BytesIO()
-    image.encoderinfo = {"exif": exif.tobytes(), "quality": quality, "chroma": 444}  # type: ignore[attr-defined]
-    _save_heif(image, stream, "")
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -304,7 +304,8 @@ def _detect_channels(train: Source, notes: list[str]) -> int:
         except VitreousError as error:
             errors.append(str(error))
     if not modes:
-        raise VitreousError(f"none of the {len(errors)} images that were tried can be read; the first: {errors[0]}")
+        failure = f"none of the {len(errors)} images that were tried can be read; the first: {errors[0]}"
+        raise VitreousError("; ".join([*heif_notes([train]), failure]))
     if animated:
         names = summarize_names((Path(train.name(index)).name for index in animated), 3)
         notes.append(f"of animated images and of files with several pages, the first is used: {names}")

@@ -7,11 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from hashlib import sha1, sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,9 @@ import torch
 
 import vitreous
 from helpers import oracle, tiny_vit
+from hub_server import SHA, Hub, cached, running_hub
 from vitreous import VitreousError
 
-SHA = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "fedcba9876543210fedcba9876543210fedcba98"
 SCRIPT = """
 import json, sys, vitreous
@@ -61,14 +59,13 @@ def timm_repository(folder: Path, seed: float = 0) -> list[Any]:
     return ["timm", 3, pytest.approx(model.head.weight.detach().sum().item(), rel=1e-5)]
 
 
-def cached(cache: Path, name: str, sha: str = SHA, ref: str = "main") -> Path:
-    """Create the folder of a snapshot in the cache."""
-    repository = cache / f"models--{name.replace('/', '--')}"
-    snapshot = repository / "snapshots" / sha
-    snapshot.mkdir(parents=True)
-    (repository / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
-    (repository / "refs" / ref).write_text(sha)
-    return snapshot
+def how_to_fetch(name: str, cache: Path, revision: str = "") -> str:
+    """Return the end of an error message about owner/`name`."""
+    return (
+        f". On a machine with internet access run `hf download owner/{name}{revision} --local-dir {name}`, then copy"
+        f" the folder {name} to this machine and give its path instead; or, without --local-dir, copy the folder"
+        f" models--owner--{name} of its cache to {cache}"
+    )
 
 
 def into_blobs(snapshot: Path) -> None:
@@ -112,10 +109,11 @@ def test_from_the_cache(tmp_path: Path) -> None:
     assert found[4][:2] == ["timm", 3]
     assert found[5][:2] == ["google", 3]
     offline = "and HF_HUB_OFFLINE is set"
+    tagged_fetch = how_to_fetch("name", cache, " --revision v2")
     assert found[6:] == [
-        f"hf://owner/absent: not in the cache, or not all of it, {offline}",
-        f"hf://owner/name@v2: not in the cache, or not all of it, {offline}",
-        f"hf://owner/empty: no weights in a supported format in the cache, {offline}",
+        f"hf://owner/absent: not in the cache, or not all of it, {offline}{how_to_fetch('absent', cache)}",
+        f"hf://owner/name@v2: not in the cache, or not all of it, {offline}{tagged_fetch}",
+        f"hf://owner/empty: no weights in a supported format in the cache, {offline}{how_to_fetch('empty', cache)}",
         "hf://owner/pointer: a Git LFS pointer, not the file itself: download it with `git lfs pull`",
     ]
 
@@ -132,102 +130,10 @@ def test_invalid_repository_names(source: str) -> None:
 # ---------------------------------------------------------------- a hub of our own
 
 
-def git_hash(content: bytes) -> str:
-    return sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
-def is_large(file: str) -> bool:
-    """Whether a file is stored in Git LFS, by its SHA-256."""
-    return not file.endswith((".json", ".md"))
-
-
-def large(file: str, content: bytes) -> dict[str, Any]:
-    lfs = {"sha256": sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-    return {"lfs": lfs} if is_large(file) else {}
-
-
-class Hub(ThreadingHTTPServer):
-    """A test server with the routes of the hub that a download uses."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.repositories: dict[str, dict[str, bytes]] = {}
-        self.failures: dict[str, int] = {}  # repository -> HTTP status of its answers
-        self.silent: set[str] = set()  # repositories that do not answer; "HEAD repository": only to HEAD
-        self.sent: dict[str, bytes] = {}  # repository/file -> other content that is sent instead
-        self.stalls: dict[str, int] = {}  # repository/file -> number of bytes after which sending stops
-        self.trickles: set[str] = set()  # repository/file: sent byte by byte, which would take hours
-        self.pauses: dict[str, float] = {}  # repository -> seconds between the pieces of a file
-        self.ended = threading.Event()
-        self.asked: list[str] = []
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore closed connections."""
-
-
-class Answers(BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0].strip("/").removeprefix("api/models/")
-        owner, name, route, *rest = [*path.split("/"), "", ""]
-        name = f"{owner}/{name}"
-        self.server.asked.append(self.path)
-        if self.server.silent & {name, f"{self.command} {name}"}:
-            self.server.ended.wait()
-            return None
-        files = self.server.repositories.get(name)
-        revision, file = rest[0], "/".join(part for part in rest[1:] if part)
-        if status := self.server.failures.get(name, 0 if files is not None else 404):
-            code = {404: "RepoNotFound", 403: "GatedRepo"}.get(status, "")
-            return self.answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": "no"})
-        assert files is not None
-        if revision not in ("main", SHA):
-            return self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        if route == "resolve":
-            tag = sha256(files[file]).hexdigest() if is_large(file) else git_hash(files[file])
-            body = self.server.sent.get(f"{name}/{file}", files[file])
-            return self.answer(200, body, {"ETag": f'"{tag}"', "X-Repo-Commit": SHA}, f"{name}/{file}")
-        if route == "tree":
-            tree = [{"type": "file", "path": f, "size": len(c), "oid": git_hash(c)} for f, c in files.items()]
-            return self.answer(200, json.dumps(tree).encode())
-        siblings = [{"rfilename": f, "size": len(c), "blobId": git_hash(c)} | large(f, c) for f, c in files.items()]
-        return self.answer(200, json.dumps({"id": name, "sha": SHA, "siblings": siblings}).encode())
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None, file: str = "") -> None:
-        self.send_response(status)
-        for key, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command != "GET":
-            return
-        if file in self.server.stalls:
-            self.wfile.write(body[: self.server.stalls[file]])
-            self.server.ended.wait()
-            return
-        pause = self.server.pauses.get(file.rpartition("/")[0], 0.0)
-        step = len(body) // 4 + 1 if pause else len(body) or 1
-        if file in self.server.trickles:
-            pause, step = 0.2, 1
-        for start in range(0, len(body), step):
-            self.wfile.write(body[start : start + step])
-            self.wfile.flush()
-            if self.server.ended.wait(pause):
-                return
-
-
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with running_hub() as server:
         yield server
-        server.ended.set()
-        server.shutdown()
 
 
 def test_from_a_hub(tmp_path: Path, hub: Hub) -> None:
@@ -274,7 +180,8 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, hub: Hub) -> None:
     expected = timm_repository(cached(tmp_path / "cache", "owner/name"))
     assert loads(tmp_path / "cache", "hf://owner/name", "hf://owner/absent", **nowhere) == [
         expected,
-        "hf://owner/absent: the hub cannot be reached, or closed the connection, and it is not in the cache",
+        "hf://owner/absent: the hub cannot be reached, or closed the connection, and it is not in the cache"
+        + how_to_fetch("absent", tmp_path / "cache"),
     ]
 
 
@@ -311,9 +218,9 @@ def test_a_hub_that_does_not_answer(tmp_path: Path, hub: Hub) -> None:
     late = (
         "the hub did not answer within 1 s (HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT, in seconds, change that)"
     )
-    assert mute == f"hf://owner/mute: {late}, and it is not in the cache"
-    assert half == f"hf://owner/half: {late}, and it is not in the cache"
-    assert stalls == f"hf://owner/stalls: model.safetensors: {late}; the partial download is kept for the next attempt"
+    assert mute == f"hf://owner/mute: {late}, and it is not in the cache{how_to_fetch('mute', cache)}"
+    assert half == f"hf://owner/half: {late}, and it is not in the cache{how_to_fetch('half', cache)}"
+    assert stalls == f"hf://owner/stalls: model.safetensors: {late}; run the same command again to repeat the download"
     assert kept == expected
     assert slow == expected
     assert trickles.startswith("hf://owner/trickles: model.safetensors: the hub sends it too slowly")

@@ -74,7 +74,7 @@ def test_the_name_takes_precedence_over_a_file(tmp_path: Path, monkeypatch: pyte
     Path("mine.safetensors").rename(NAME)
     model = vitreous.load(NAME)
     assert model.config == zoo.config(NAME)
-    assert model.report.notes == (f"loaded the {NAME} of the package; the file in the current folder is ./{NAME}",)
+    assert model.report.notes == (f"source: the {NAME} of the package; the file in the current folder is ./{NAME}",)
     for path in (f"./{NAME}", Path(NAME), str(tmp_path / NAME)):
         assert vitreous.load(path).config == tiny_vit().config
 

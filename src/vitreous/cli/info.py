@@ -102,8 +102,11 @@ def print_checkpoint(facts: dict[str, Any], preprocessing: str) -> None:
     ]
     if facts["calibration"] is not None:
         rows.append(("calibration", facts["calibration"]["description"]))
-    if facts["origin"] and facts["origin"].get("dialect") != facts["dialect"]:
-        rows.append(("origin", "; ".join(f"{key}: {value}" for key, value in facts["origin"].items())))
+    if (
+        facts["origin"].keys() - {"source", "dialect"}
+        or facts["origin"].get("dialect", facts["dialect"]) != facts["dialect"]
+    ):
+        rows.append(("origin", _origin_text(facts["origin"])))
     rows.append(("tensors", f"{len(tensors['used']):,} used, {len(tensors['ignored']):,} ignored"))
     rules: dict[str, list[str]] = {}
     for name, rule in tensors["ignored"].items():
@@ -121,6 +124,14 @@ def _calibration_facts(calibration: "Calibration") -> dict[str, Any]:
     """Return the calibration without the digests of its images."""
     facts = {name: value for name, value in calibration.to_json().items() if name != "digests"}
     return {**facts, "description": str(calibration)}
+
+
+def _origin_text(origin: dict[str, Any]) -> str:
+    """Return where weights come from. For those of a run, that is where its initial weights come from."""
+    initial = origin.get("initial_weights")
+    if isinstance(initial, dict):
+        return f"trained from initial weights: {_origin_text(initial)}"
+    return "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in origin.items())
 
 
 def _config_class(config: dict[str, Any]) -> Any:

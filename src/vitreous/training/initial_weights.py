@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
 from vitreous.training.config import Architecture, TrainConfig
 from vitreous.utils.sizes import pair
-from vitreous.weights import hub, shipped
-from vitreous.weights.checkpoint_files import WEIGHT_FILES
+from vitreous.weights.checkpoint_files import WEIGHT_FILES, is_name
 from vitreous.weights.load import read_checkpoint
+from vitreous.weights.load_report import LoadReport
 from vitreous.weights.model_info import tensors_digest
 from vitreous.weights.native import config_from_json
+from vitreous.weights.resize import resize
 from vitreous.weights.tensor_map import State
 
 STRUCTURE = ("patch_size", "width", "depth", "heads", "mlp_dim", "pool", "position", "registers", "qk_norm")
@@ -37,6 +39,7 @@ class InitialWeights:
     preprocessing: Preprocessing
     digest: str  # of the tensors
     guesses: tuple[str, ...] = ()  # settings that the file does not contain
+    origin: Mapping[str, Any] = field(default_factory=dict)  # where the weights come from: address, licence
 
     @property
     def name(self) -> str:
@@ -45,7 +48,13 @@ class InitialWeights:
     def to_json(self) -> dict[str, Any]:
         kind = "vit" if isinstance(self.model, ViTConfig) else "bit"
         described = {"model": kind, "config": asdict(self.model), "preprocessing": self.preprocessing.to_json()}
-        return {"source": self.source, **described, "digest": self.digest, "guesses": self.guesses}
+        return {
+            "source": self.source,
+            **described,
+            "digest": self.digest,
+            "guesses": self.guesses,
+            "origin": dict(self.origin),
+        }
 
     @classmethod
     def from_json(cls, values: Any) -> InitialWeights:
@@ -53,19 +62,20 @@ class InitialWeights:
         try:
             model = config_from_json(values["model"], values["config"])
             preprocessing = Preprocessing.from_json(values["preprocessing"])
-            return cls(values["source"], model, preprocessing, values["digest"], tuple(values["guesses"]))
+            guesses, origin = tuple(values["guesses"]), dict(values.get("origin") or {})  # 0.1 stored no origin
+            return cls(values["source"], model, preprocessing, values["digest"], guesses, origin)
         except (KeyError, TypeError) as error:
             raise VitreousError(f"it does not say which weights the run started from ({error})") from error
 
 
 def absolute_source(source: str) -> str:
     """Return a name unchanged, and a path made absolute, so that a run can be resumed from any folder."""
-    return source if source in shipped.NAMES or source.startswith(hub.SCHEME) else str(Path(source).absolute())
+    return source if is_name(source) else str(Path(source).absolute())
 
 
 def source_name(source: str) -> str:
     """Return a short name for messages: the name, or the last part of the path that distinguishes checkpoints."""
-    if source in shipped.NAMES or source.startswith(hub.SCHEME):
+    if is_name(source):
         return source
     path = Path(source)
     return path.parent.name if path.name in WEIGHT_FILES and path.parent.name else path.name
@@ -88,11 +98,37 @@ def load_initial_weights(config: TrainConfig, classes: int) -> tuple[InitialWeig
         _check_trainable(loaded.config)
     except VitreousError as error:
         raise VitreousError(f"the weights to start from cannot be used: {error}") from error
-    _check_same_architecture(requested, loaded.config, source_name(source))
-    guesses = (f"{source_name(source)}: {loaded.report.guessed}",) if loaded.report.guessed else ()
-    digest = tensors_digest(loaded.state)
-    start = InitialWeights(absolute_source(source), loaded.config, loaded.preprocessing, digest, guesses)
-    return start, loaded.state
+    name, report = source_name(source), loaded.report
+    _check_same_architecture(requested, loaded.config, name)
+    model, state = loaded.config, loaded.state
+    if requested.image_size is None:
+        model, state = _at_preprocessing_size(model, state, loaded.preprocessing)
+    notes = (*report.about("source", "preprocessing"), *([report.guessed] if report.guessed else []))
+    guesses = tuple(f"{name}: {note}" for note in notes)
+    digest = tensors_digest(state)
+    origin = {**report.origin, "source": name}
+    return InitialWeights(absolute_source(source), model, loaded.preprocessing, digest, guesses, origin), state
+
+
+def _at_preprocessing_size(
+    model: ViTConfig | BiTConfig, state: State, preprocessing: Preprocessing
+) -> tuple[ViTConfig | BiTConfig, State]:
+    """Resample the positions to the size that the weights are used at. DINOv2 has positions for 518 px, which is slow
+    to train, and its preprocessing crops to 224 px."""
+    if isinstance(model, BiTConfig) or pair(model.image_size) == pair(preprocessing.size):
+        return model, state
+    try:
+        return resize(model, state, preprocessing.size)
+    except VitreousError:  # the patch size does not divide that size
+        return model, state
+
+
+def origin_report(start: InitialWeights | None, model: ViTConfig | BiTConfig) -> LoadReport | None:
+    """Return the report of a run's model: its checkpoints record the initial weights, with their licence."""
+    if start is None or not start.origin:
+        return None
+    origin = {"initial_weights": dict(start.origin)}
+    return LoadReport(start.source, "memory", "native", model, origin=origin)
 
 
 def reload_initial_weights(start: InitialWeights, config: TrainConfig) -> State:
@@ -107,7 +143,8 @@ def finetuned_config(start: InitialWeights, requested: Architecture) -> ViTConfi
     """Return the model config of the run: that of the initial weights, with the run's dropout and stochastic depth."""
     given = [name for name in DROP_RATES if getattr(requested, name) is not None and hasattr(start.model, name)]
     rates: dict[str, Any] = {name: getattr(requested, name) for name in given}
-    return replace(start.model, **rates)
+    size = start.model.image_size if requested.image_size is None else requested.image_size
+    return replace(start.model, image_size=size, **rates)
 
 
 def _check_trainable(model: ViTConfig | BiTConfig) -> None:

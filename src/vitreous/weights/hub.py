@@ -3,25 +3,30 @@
 Some requests of huggingface_hub have no timeout, and it does not verify hashes. Therefore the list of files and their
 hashes are requested first, with a timeout, and every file is verified before it is used. The timeouts are those of the
 library: HF_HUB_ETAG_TIMEOUT for an answer, HF_HUB_DOWNLOAD_TIMEOUT for the next bytes of a file. A download that is
-slower than MIN_BYTES_PER_SECOND is abandoned.
+slower than MIN_BYTES_PER_SECOND is abandoned. If the weights cannot be downloaded, the error says how to fetch them on
+another machine.
 """
 
 import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vitreous.errors import VitreousError
+from vitreous.weights.download_progress import CancelledError, DownloadProgress, small_chunks
+from vitreous.weights.known_weights import KNOWN_WEIGHTS, KnownWeights
 
 SCHEME = "hf://"
 # A repository may hold the same weights in several formats: the first one that it has is downloaded.
 FORMATS = (["*.safetensors", "*.safetensors.index.json"], ["*.npz"], ["*.bin", "*.bin.index.json", "*.pth", "*.pt"])
 MIN_BYTES_PER_SECOND = 10_000  # on average over a file
+CANCEL_SECONDS = 2.0  # time for a thread to stop, and to remove the part of a file that it has written
 T = TypeVar("T")
 
 
@@ -34,30 +39,62 @@ class WrongContentError(VitreousError):
 
 
 def fetch(source: str) -> Path:
-    """Return the local folder of a repository; download it if it is not cached. Subfolders are not downloaded."""
-    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
+    """Return the local folder of a repository; download it if it is not cached. Subfolders are not downloaded.
+
+    `source`: `hf://owner/name`, `hf://owner/name@revision`, or a name of `vitreous models --weights`.
+    """
+    known = KNOWN_WEIGHTS.get(source)
+    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", known.address if known else source)
     if match is None:
         raise VitreousError("expected hf://owner/name or hf://owner/name@revision")
-    from huggingface_hub import constants
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        reason = "downloads need huggingface_hub, which is not installed (pip install huggingface_hub)"
+        raise VitreousError(_with_instructions(reason, match[1], match[2], known)) from None
 
     repository, revision = match[1], match[2] or constants.DEFAULT_REVISION
     if constants.HF_HUB_OFFLINE:
-        return _from_cache(repository, revision)
+        return _from_cache(repository, revision, known)
     try:
         files = _with_timeout(lambda: _list_files(repository, revision))
     except Exception as error:  # of huggingface_hub, its HTTP library or the system
         if _status(error) in (401, 403, 404):
             raise VitreousError(_reason(error)) from error
         try:
-            return _from_cache(repository, revision)
+            return _from_cache(repository, revision, known)
         except WrongContentError:
             raise
         except VitreousError:
             reason = _reason(error)
-            raise VitreousError(reason if _status(error) else f"{reason}, and it is not in the cache") from error
+            if _status(error) is None:
+                reason = _with_instructions(f"{reason}, and it is not in the cache", repository, match[2], known)
+            raise VitreousError(reason) from error
     if not files:
         raise VitreousError("the repository has no weights in a supported format")
-    return _download(repository, revision, files)
+    return _download(repository, revision, files, known)
+
+
+def _with_instructions(reason: str, repository: str, revision: str | None, known: KnownWeights | None) -> str:
+    """Return a reason why weights cannot be downloaded, followed by how to fetch them on another machine."""
+    folder = known.name if known else repository.partition("/")[2]
+    files = f" {' '.join(known.files)}" if known else ""
+    at = f" --revision {revision}" if revision and revision != "main" else ""
+    command = f"hf download {repository}{files}{at} --local-dir {folder}"
+    use = "to the current folder on this machine" if known else "to this machine and give its path instead"
+    return (
+        f"{reason}. On a machine with internet access run `{command}`, then copy the folder {folder} {use}"
+        f"{_cache_hint(repository)}"
+    )
+
+
+def _cache_hint(repository: str) -> str:
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return ""
+    folder = f"models--{repository.replace('/', '--')}"
+    return f"; or, without --local-dir, copy the folder {folder} of its cache to {constants.HF_HUB_CACHE}"
 
 
 def _list_files(repository: str, revision: str) -> dict[str, tuple[str, int]]:
@@ -86,9 +123,10 @@ def _reported_hash(file: Any) -> str:
     return str(sha256 or file.blob_id or "")
 
 
-def _with_timeout(request: Callable[[], T], size: int = 0) -> T:
+def _with_timeout(request: Callable[[], T], size: int = 0, cancel: Callable[[], None] | None = None) -> T:
     """Return the result of `request`, which downloads `size` bytes, or raise TimeoutError. The timeouts of HTTP
-    libraries apply to each packet, and a slow server can send many packets. A thread that hangs is abandoned."""
+    libraries apply to each packet, and a slow server can send many packets. A thread that hangs is abandoned, after
+    `cancel` told it to stop."""
     from huggingface_hub import constants
 
     results: list[T] = []
@@ -102,38 +140,69 @@ def _with_timeout(request: Callable[[], T], size: int = 0) -> T:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(min(3 * constants.HF_HUB_ETAG_TIMEOUT + size / MIN_BYTES_PER_SECOND, threading.TIMEOUT_MAX))
-    if errors:
+    try:
+        thread.join(min(3 * constants.HF_HUB_ETAG_TIMEOUT + size / MIN_BYTES_PER_SECOND, threading.TIMEOUT_MAX))
+    finally:
+        if thread.is_alive() and cancel is not None:  # Ctrl-C, or too slow
+            cancel()
+            thread.join(CANCEL_SECONDS)
+    if errors and not isinstance(errors[0], CancelledError):
         raise errors[0]
     if not results:
         raise TooSlowError if size else TimeoutError
     return results[0]
 
 
-def _download(repository: str, revision: str, files: dict[str, tuple[str, int]]) -> Path:
-    """Download the files that are not cached, with progress bars, and verify all of them. Returns their folder."""
+def _download(repository: str, revision: str, files: dict[str, tuple[str, int]], known: KnownWeights | None) -> Path:
+    """Download the files that are not cached, with a progress bar, and verify all of them. Returns their folder."""
     from huggingface_hub import constants, hf_hub_download
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT
     folders = set()
-    for name, (expected, size) in files.items():
-        request = partial(hf_hub_download, repository, name, revision=revision, etag_timeout=timeout)
-        try:
-            path = Path(_with_timeout(request, size))
-        except Exception as error:
-            raise VitreousError(
-                f"{name}: {_reason(error)}; the partial download is kept for the next attempt"
-            ) from error
-        _check_hash(path, expected)
-        folders.add(path.parent)
+    licence = f" (licence {known.licence})" if known else ""
+    title = f"{SCHEME}{repository}{licence} to {constants.HF_HUB_CACHE}"
+    with small_chunks(), DownloadProgress(title, sum(size for _, size in files.values())) as progress:
+        options = progress.options(hf_hub_download)
+        for name, (expected, size) in sorted(files.items(), key=lambda file: file[1][1]):  # the weights last
+            request = partial(hf_hub_download, repository, name, revision=revision, etag_timeout=timeout, **options)
+            before = progress.done
+            try:
+                with _removed_after_failure(repository, expected):
+                    path = Path(_with_timeout(request, size, progress.cancelled.set))
+            except Exception as error:
+                again = "run the same command again to repeat the download"
+                raise VitreousError(f"{name}: {_reason(error)}; {again}") from error
+            if progress.done == before:
+                progress.skip(size)
+            _check_hash(path, expected)
+            folders.add(path.parent)
     if len(folders) > 1:
         raise VitreousError("the repository was changed during the download: try again")
     return folders.pop()
 
 
-def _from_cache(repository: str, revision: str) -> Path:
+@contextmanager
+def _removed_after_failure(repository: str, expected: str) -> Iterator[None]:
+    """After a failure or Ctrl-C, remove what was written of a file. huggingface_hub cannot continue it, and a thread
+    that waits for the server does not remove it."""
+    from huggingface_hub import constants
+
+    blobs = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "blobs"
+    pattern = f"{expected}.*.incomplete"
+    earlier = set(blobs.glob(pattern))
+    try:
+        yield
+    except BaseException:
+        for path in set(blobs.glob(pattern)) - earlier if expected else ():
+            with suppress(OSError):  # Windows does not remove a file that is open
+                path.unlink()
+        raise
+
+
+def _from_cache(repository: str, revision: str, known: KnownWeights | None) -> Path:
     from huggingface_hub import constants, snapshot_download
 
+    offline = ", and HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
     try:
         for patterns in FORMATS:
             folder = Path(
@@ -152,9 +221,9 @@ def _from_cache(repository: str, revision: str) -> Path:
     except VitreousError:
         raise
     except Exception as error:
-        raise VitreousError(_reason(error)) from error
-    where = "in the cache, and HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "in the cache"
-    raise VitreousError(f"no weights in a supported format {where}")
+        raise VitreousError(_with_instructions(_reason(error), repository, revision, known)) from error
+    reason = f"no weights in a supported format in the cache{offline}"
+    raise VitreousError(_with_instructions(reason, repository, revision, known))
 
 
 def _check_hash(path: Path, expected: str) -> None:

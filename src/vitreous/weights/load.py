@@ -20,6 +20,7 @@ from vitreous.weights.checkpoint import Checkpoint, Config, meta_model, paramete
 from vitreous.weights.checkpoint_files import open_checkpoint
 from vitreous.weights.detect import detect_and_read, name_unsupported_model
 from vitreous.weights.dialect import Hints, ParsedCheckpoint
+from vitreous.weights.known_weights import KnownWeights
 from vitreous.weights.load_report import LoadReport
 from vitreous.weights.resize import resize
 from vitreous.weights.state_dict import read_state_dict
@@ -40,14 +41,16 @@ def load(
     dtype: torch.dtype | None = torch.float32,
     preprocessing: Preprocessing | str | None = None,
 ) -> VisionTransformer | BiT:
-    """Load the model of a checkpoint in any dialect, in eval mode. `source`: a file, a folder, `hf://owner/name`, or
+    """Load the model of a checkpoint in any dialect, in eval mode. `source`: a file, a folder, `hf://owner/name`, a
+    name of `vitreous models --weights` such as "deit-tiny", which is downloaded if there is no such file, or
     "vitreous-mini", which comes with the package (for a file of that name: "./vitreous-mini", or a Path).
 
     `num_classes=K`: replace the head, and the pre-logits layer before it, by a new head of zeros; 0: no head.
     `image_size`: resample the positional embeddings to this size. `heads`: for files that do not contain it.
     `strict=False`: initialise missing tensors at random and ignore unexpected ones, with a warning.
     `dtype=None`: keep the dtype of the file. `preprocessing`: a Preprocessing, or google, augreg, deit, torchvision or
-    dino, for files that do not contain it. The model has `report` (a LoadReport), `labels` and `preprocessing`.
+    dino, for files that do not contain it. The model has `report` (a LoadReport), `labels`, `preprocessing` and
+    `calibration` (None unless `vitreous.calibrate` wrote the file).
     """
     with _garbage_collection_disabled():
         checkpoint = read_checkpoint(
@@ -63,7 +66,7 @@ def load(
         model = meta_model(checkpoint.config)
         model.load_state_dict(checkpoint.state, assign=True)
     model.preprocessing, model.labels = checkpoint.preprocessing, checkpoint.labels
-    model.multi_label = checkpoint.multi_label
+    model.multi_label, model.calibration = checkpoint.multi_label, checkpoint.calibration
     model.report, model.extras = checkpoint.report, checkpoint.extras
     return model.eval()
 
@@ -110,11 +113,14 @@ def read_checkpoint(
             features_only=num_classes is not None,
         )
         parsed = detect_and_read(files.tensors, hints)
+        if files.known is not None:
+            _compare_preprocessing(parsed, files.known)
         if heads is not None and not isinstance(parsed.config, ViTConfig):
             raise VitreousError(f"heads = {heads}: this is a BiT, which has none")
         if num_classes is not None:
             _replace_head(parsed, num_classes)
         report = _account_for_tensors(name, files.tensors, parsed, strict)
+        report.origin = {**report.origin, **files.provenance}
         state = read_state_dict(files.tensors, parsed, report, torch.device(device), dtype)
         config = parsed.config
         if image_size is not None and pair(image_size, "image_size") != pair(config.image_size):
@@ -122,13 +128,17 @@ def read_checkpoint(
         final_preprocessing = _choose_preprocessing(
             parsed, config, preprocessing, resized=image_size is not None, report=report
         )
+        if parsed.calibration is not None and final_preprocessing != parsed.preprocessing:
+            parsed.calibration = None
+            report.add_note("the file's calibration is dropped: it holds for the preprocessing of the file")
         extras = {parameter: stored.read(files.tensors) for parameter, stored in parsed.extras.items()}
     except VitreousError as error:
         text = str(error)
         text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
         raise VitreousError(f"{name}: {text}") from error
     report = replace(report, config=config)
-    return Checkpoint(config, state, final_preprocessing, parsed.labels, report, extras, parsed.multi_label)
+    labels, multi_label = parsed.labels, parsed.multi_label
+    return Checkpoint(config, state, final_preprocessing, labels, report, extras, multi_label, parsed.calibration)
 
 
 def _check_device(device: torch.device | str) -> None:
@@ -138,6 +148,19 @@ def _check_device(device: torch.device | str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise VitreousError(f"device = {str(device)!r} cannot be used here: {reason}") from error
+
+
+def _compare_preprocessing(parsed: ParsedCheckpoint, known: KnownWeights) -> None:
+    """Use the preprocessing of the table if the files do not state one. A difference is reported: the files win."""
+    if "preprocessing" in parsed.remarks.guesses:
+        del parsed.remarks.guesses["preprocessing"]
+        parsed.preprocessing = known.preprocessing
+        parsed.remarks.notes.append(f"preprocessing: not in the files; that of {known.name} is used")
+    elif parsed.preprocessing != known.preprocessing:
+        parsed.remarks.notes.append(
+            f"preprocessing: the files say {parsed.preprocessing}; this is used, although {known.name} is listed with"
+            f" {known.preprocessing}"
+        )
 
 
 def _choose_preprocessing(
@@ -171,6 +194,7 @@ def _replace_head(parsed: ParsedCheckpoint, num_classes: int) -> None:
         reason = f"dropped by num_classes={num_classes}"
         parsed.ignored |= dict.fromkeys(parsed.tensor_map.pop(parameter).names, reason)
     parsed.config, parsed.labels, parsed.multi_label = with_classes(parsed.config, num_classes), None, False
+    parsed.calibration = None
 
 
 # ---------------------------------------------------------------- reporting every tensor

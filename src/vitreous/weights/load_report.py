@@ -51,6 +51,11 @@ class LoadReport:
     def add_note(self, note: str) -> None:
         self.facts = (*self.facts, note)
 
+    def about(self, *topics: str) -> list[str]:
+        """Return the notes on some topics, without the topic."""
+        parts = (note.partition(": ") for note in self.facts)
+        return [text for topic, _, text in parts if topic in topics]
+
     def drop(self, topic: str) -> None:
         """Remove the notes and the guess about a topic."""
         self.facts = tuple(note for note in self.facts if not note.startswith(f"{topic}:"))

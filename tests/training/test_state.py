@@ -80,7 +80,7 @@ def test_restored_state_is_exact(tmp_path: Path, optimiser: str, ema: float) -> 
     other = loop(optimiser, seed=1, ema=ema)  # as in another process, with other random numbers
     found, progress = state.newest_state(tmp_path / "state")
     assert found == path
-    other.restore(found, progress)
+    other.restore(found, RunProgress.from_json(progress))
     assert equal(flat(other.tensors()), saved)
     assert other.progress == PROGRESS
     assert other.engine.micro_batch == 2
@@ -94,7 +94,8 @@ def test_state_saved_before_the_first_step(tmp_path: Path) -> None:
     whole = loop("adamw")
     state.save_state(tmp_path / "state", 0, whole.tensors(), asdict(whole.progress))
     other = loop("adamw", seed=1)
-    other.restore(*state.newest_state(tmp_path / "state"))
+    found, progress = state.newest_state(tmp_path / "state")
+    other.restore(found, RunProgress.from_json(progress))
     for each in (whole, other):
         train(each, 0, 2)
     assert equal(other.tensors(), whole.tensors())
@@ -304,7 +305,8 @@ def test_weight_files_are_restored_with_the_state(tmp_path: Path) -> None:
     second = state.save_state(folder, 2, tree(2), {"step": 2}, weights())
     assert (first / best.name).stat().st_ino != (second / best.name).stat().st_ino
     best.write_bytes(b"of steps that are lost")
-    state.restore_weight_files(second, run, dict.fromkeys(("best.safetensors", "last.safetensors"), ""))
+    for file in (best, last):
+        state.restore_weight_file(second, file)
     assert (best.read_bytes(), last.read_bytes()) == (b"best of step 1", b"step 2")
     for damaged in (best, last):  # also a file that both states have with the same content
         content = (second / damaged.name).read_bytes()

@@ -106,7 +106,10 @@ def describe_selection(model: str | os.PathLike[str]) -> str:
     if not result.is_file():
         return "of a run that has not finished"
     name = "last.safetensors" if Path(os.fsdecode(model)).name == "last.safetensors" else "best.safetensors"
-    texts = read_json(result).get("selection")
+    outcome = read_json(result)
+    if len(outcome.get("legs") or ()) != len(read_json(folder / "config.json").get("legs") or ()):
+        return "of a run that is being extended and has not finished"
+    texts = outcome.get("selection")
     own = [text for text in texts if isinstance(text, str) and text.startswith(name)] if isinstance(texts, list) else []
     if own:
         return own[0]

@@ -64,6 +64,11 @@ def with_unit(duration: str | float) -> str:
     return f"{match[1]} {'epoch' if float(match[1]) == 1 else 'epochs'}"
 
 
+def is_percentage(duration: str) -> bool:
+    """Whether a duration is a percentage of the whole run."""
+    return _parse_duration(duration, "duration", "epochs")[1] == "percent"
+
+
 def run_length(duration: str | float, *, batch_size: int, images: int, name: str = "duration") -> int:
     """Return the number of steps of a whole run: not a percentage, and not 0."""
     total = duration_steps(duration, batch_size=batch_size, images=images, name=name)

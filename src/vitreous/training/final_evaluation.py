@@ -13,7 +13,7 @@ from vitreous.evaluation.evaluation_images import find_unseen
 from vitreous.evaluation.extremes import Example, Extremes
 from vitreous.evaluation.metrics import Result, Scores
 from vitreous.evaluation.training_images import SeenImages
-from vitreous.training import lr_search, state
+from vitreous.training import legs, lr_search, state
 from vitreous.training.loop import TrainingLoop, format_metric
 from vitreous.training.optim.losses import Loss
 from vitreous.training.outcome import Outcome, write_outcome
@@ -45,8 +45,10 @@ def finish_run(data: DataSet, loop: TrainingLoop) -> Outcome:
                 f"{path} was changed after it was written; {program()} train --resume {directory.path} restores it"
             )
         result, examples = _evaluate_file(path, replace(loader, rank=0, ranks=1), plan, reporter, split)
-    selection = (*_describe_selection(loop, split), *remarks)
-    outcome = Outcome(directory.path, split, result, loop.progress.step, loop.progress.seconds, selection)
+    run_legs = legs.read_legs(directory.description())
+    best_leg = loop.progress.best.leg if loop.progress.best else None
+    selection = (*_describe_selection(loop, split), *legs.describe_legs(run_legs, best_leg, split), *remarks)
+    outcome = Outcome(directory.path, split, result, loop.progress.step, loop.progress.seconds, selection, run_legs)
     if loop.world.is_main:
         write_run_report(data, plan, directory, outcome, examples, loader.source if loader else data.train)
         write_outcome(directory, outcome, loop.progress.best)
@@ -97,6 +99,7 @@ def _describe_selection(loop: TrainingLoop, split: str) -> tuple[str, ...]:
         )
     assert loaders.val is not None
     count = sum(record.get("kind") == "eval" for record in loop.directory.records())
+    count += sum(leg.dropped_evaluations for leg in legs.read_legs(loop.directory.description()))
     metric = config.run.best_by or "top1"
     kind = "EMA weights" if best.weights == "ema" else "weights"
     evaluations = f"the best of {count} evaluations on" if count > 1 else "evaluated once on"

@@ -17,12 +17,13 @@ from vitreous.data.loading import Batch
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.metrics import Result, Scores
-from vitreous.training import lora, state
+from vitreous.training import initial_weights, lora, state
 from vitreous.training.distributed import World
 from vitreous.training.engine import Engine, StepResult
 from vitreous.training.loaders import RunLoaders
 from vitreous.training.metric_loggers import MetricLogger
 from vitreous.training.optim.losses import Loss
+from vitreous.training.optim.schedules import LearningRateSchedule
 from vitreous.training.plan import Plan
 from vitreous.training.profiler import PROFILED_STEPS, StepProfiler
 from vitreous.training.run_directory import RunDirectory
@@ -82,22 +83,24 @@ class TrainingLoop:
         tree: state.Tree = {"model": engine.model.state_dict(), "optimiser": moments, "random": random}
         return tree if engine.ema is None else {**tree, "ema": engine.ema.state_dict()}
 
-    def restore(self, path: Path, progress: dict[str, Any]) -> None:
+    def restore(self, path: Path, progress: RunProgress, best: Path | None = None) -> None:
+        """Restore a state. `best`: the state that best.safetensors is restored from, if it is another one."""
         tree = self.tensors()
         state.load_state(path, tree)
         torch.set_rng_state(tree["random"]["cpu"])
         if "cuda" in tree["random"]:
             torch.cuda.set_rng_state(tree["random"]["cuda"], self.engine.device)
-        self.progress = RunProgress.from_json(progress)
+        self.progress = progress
         self.engine.micro_batch = self.progress.micro_batch
         if self.world.is_main:
-            self._restore_weight_files(path)
+            self._restore_weight_files({self.directory.last: path, self.directory.best: best or path})
 
-    def _restore_weight_files(self, path: Path) -> None:
+    def _restore_weight_files(self, sources: dict[Path, Path]) -> None:
         """Restore best.safetensors and last.safetensors. The present ones may be of steps after the saved state."""
-        state.restore_weight_files(path, self.directory.path, self.progress.weights)
-        for file in (self.directory.best, self.directory.last):
-            if file.name not in self.progress.weights:
+        for file, source in sources.items():
+            if file.name in self.progress.weights:
+                state.restore_weight_file(source, file)
+            else:
                 file.unlink(missing_ok=True)
 
     def save(self) -> None:
@@ -105,10 +108,23 @@ class TrainingLoop:
         self._save_state()
 
     def _save_state(self) -> None:
+        self._write_state(self.directory.state, state.KEPT)
+        self.saved = time.monotonic()
+
+    def _write_state(self, folder: Path, keep: int) -> None:
         if self.world.is_main:
             weights = {self.directory.path / name: digest for name, digest in self.progress.weights.items()}
-            state.save_state(self.directory.state, self.progress.step, self.tensors(), asdict(self.progress), weights)
-        self.saved = time.monotonic()
+            state.save_state(folder, self.progress.step, self.tensors(), asdict(self.progress), weights, keep)
+
+    def _save_before_cooldown(self) -> None:
+        """Save the state in which the cool-down starts: a longer run would continue from there."""
+        schedule, folder = self.plan.schedule, self.directory.before_cooldown
+        if not isinstance(schedule, LearningRateSchedule) or not schedule.cooldown:
+            return
+        if self.progress.step != schedule.total - schedule.cooldown or not self.progress.step:
+            return
+        self._log()
+        self._write_state(folder, keep=1)
 
     # ------------------------------------------------------------ the loop
 
@@ -124,14 +140,18 @@ class TrainingLoop:
         ):
             try:
                 self._finish_step()  # the state may have been saved before the evaluation of its step
+                self._save_before_cooldown()
                 batches = self.loaders.train.batches(progress.step, plan.steps)
                 while progress.step < plan.steps and not progress.ended:
                     self._step(batches, advance)
                     profile_step()
                     self._finish_step()
+                    self._save_before_cooldown()
                     if not progress.ended and self._save_is_due(signals):
                         self.save()
                         self._stop_if_requested(signals)
+                if progress.best is None:  # there are no validation images, or the metric is undefined for them
+                    self.save_last_as_best()
                 self.save()
                 self._stop_if_requested(signals)  # before the final evaluation, which may take long
             except DivergenceError:
@@ -350,7 +370,9 @@ class TrainingLoop:
         equal = better and best is not None and ranks[weights][0] == sign * best.value
         if better:
             self._write_weights(self.directory.best, weights)
-            progress.best = BestWeights(sign * ranks[weights][0], results[weights].loss, progress.step, weights)
+            progress.best = BestWeights(
+                sign * ranks[weights][0], results[weights].loss, progress.step, weights, progress.leg
+            )
         progress.stale = 0 if better else progress.stale + (ranks[weights][0] > -inf)
         values = "  ".join(f"{w} {metric} {format_metric(metric, r.summary().get(metric))}" for w, r in results.items())
         if self.world.is_main:
@@ -362,7 +384,7 @@ class TrainingLoop:
         if not self.world.is_main:
             return
         model: Any = self.engine.model
-        model.report = None
+        model.report = initial_weights.origin_report(self.plan.facts.start, model.config)
         averaged = self.engine.ema.applied() if weights == "ema" and self.engine.ema is not None else nullcontext()
         with averaged, lora.merged_adapters(model):
             save_model(model, path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result, format_interval, result_from_json
+from vitreous.training.legs import Leg, length_change, read_legs
 from vitreous.training.plan import Plan
 from vitreous.training.run_directory import RunDirectory
 from vitreous.utils.atomic import atomic_file
@@ -28,10 +29,16 @@ class Outcome:
     steps: int
     seconds: float
     selection: tuple[str, ...] = ()  # how the weights of the result, and those of best.safetensors, were selected
+    legs: tuple[Leg, ...] = ()  # of a run whose length was changed
 
 
 def is_complete(directory: RunDirectory) -> bool:
-    return (directory.path / "result.json").is_file()
+    """Whether the run has a result. That of an earlier leg stays in the directory until the current leg has one."""
+    path = directory.path / "result.json"
+    if not path.is_file():
+        return False
+    legs = directory.description().get("legs") or ()
+    return not legs or len(read_json(path).get("legs") or ()) == len(legs)
 
 
 def write_outcome(directory: RunDirectory, outcome: Outcome, best: BestWeights | None) -> None:
@@ -43,6 +50,7 @@ def write_outcome(directory: RunDirectory, outcome: Outcome, best: BestWeights |
         "best": asdict(best) if best else None,
         "selection": list(outcome.selection),
         "result": outcome.result.to_json() if outcome.result else None,
+        **({"legs": [asdict(leg) for leg in outcome.legs]} if outcome.legs else {}),
     }
     with atomic_file(directory.path / "result.json") as temporary:
         dump_json(temporary, values)
@@ -55,18 +63,19 @@ def read_outcome(directory: RunDirectory) -> Outcome:
     try:
         result = None if values["result"] is None else result_from_json(values["result"])
         split, steps, seconds = str(values["split"]), int(values["steps"]), float(values["seconds"])
-        selection = tuple(map(str, values.get("selection", ())))
+        selection, legs = tuple(map(str, values.get("selection", ()))), read_legs(values)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise VitreousError(
             f"{path} is damaged ({error}): remove it, and resume the run to evaluate the weights again"
         ) from error
-    return Outcome(directory.path, split, result, steps, seconds, selection)
+    return Outcome(directory.path, split, result, steps, seconds, selection, legs)
 
 
 def outcome_sentence(outcome: Outcome, plan: Plan) -> str:
     """The result in one sentence: on which images, with which confidence interval, after how long."""
     epochs = f"{outcome.steps * plan.batch_size / plan.facts.images:.3g}"
     length = f"{epochs} epoch{'' if epochs == '1' else 's'} in {format_duration(outcome.seconds)}"
+    length += f", {change}" if (change := length_change(outcome.legs)) else ""
     length += f", starting from {plan.facts.start.name}" if plan.facts.start else ""
     result = outcome.result
     if result is None:

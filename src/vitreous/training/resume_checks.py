@@ -24,7 +24,7 @@ CHANGEABLE_FIELDS = (
     *("workers", "device", "max_bad", "save_minutes", "tensorboard", "wandb", "compare_with", "profile", "data_dir"),
 )
 """Fields that may differ when a run is resumed: none of them changes the weights. `device` may name another device of
-the same type."""
+the same type. A new `duration` extends the run: see legs.py."""
 
 
 def check_same_config(stored: TrainConfig, requested: TrainConfig, directory: RunDirectory) -> None:
@@ -34,7 +34,7 @@ def check_same_config(stored: TrainConfig, requested: TrainConfig, directory: Ru
     differences = [
         f"  {name}: {before[name]!r} in the run, {now[name]!r} now"
         for name in before
-        if name not in CHANGEABLE_FIELDS and before[name] != now[name]
+        if name not in (*CHANGEABLE_FIELDS, "duration") and before[name] != now[name]
     ]
     if differences:
         raise VitreousError(

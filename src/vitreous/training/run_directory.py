@@ -25,7 +25,7 @@ DESCRIPTION_FIELDS = {"config": dict, "data": str, "choices": list, "command": s
 CHOICE_FIELDS = {"field", "value", "why"}
 # Everything that a run and the commands that write to it leave in the directory; and files of Finder and Explorer.
 RUN_FILES = re.compile(
-    r"config\.json|metrics\.jsonl|result\.json|report\.html|state|candidates|inspection|(best|last)\.safetensors"
+    r"config\.json|metrics(-\d+)?\.jsonl|result\.json|report\.html|state|before_cooldown|candidates|inspection|(best|last)\.safetensors"
     r"|image_digests\.safetensors|bad_(images|batch)\.txt|profile\.json|\.lock|wandb|tensorboard"
     r"|\..*\.tmp|\.DS_Store|Thumbs\.db"
 )
@@ -38,6 +38,7 @@ class RunDirectory:
     def __init__(self, path: Path):
         self.path = path
         self.state, self.metrics = path / "state", path / "metrics.jsonl"
+        self.before_cooldown = path / "before_cooldown"  # the state from which a longer run would continue
         self.best, self.last, self.report = (
             path / name for name in ("best.safetensors", "last.safetensors", "report.html")
         )

@@ -14,6 +14,7 @@ class BestWeights:
     loss: float  # decides between equal values: on a small validation split, many evaluations reach 100%
     step: int
     weights: str  # raw or ema
+    leg: int = 0  # of an extended run
 
 
 @dataclass
@@ -27,9 +28,10 @@ class RunProgress:
     micro_batch: int = 0
     ended: bool = False  # all steps are done, or `patience` stopped the run
     evaluated: int = 0  # the last step that was evaluated
+    leg: int = 0  # of an extended run, see legs.py
     weights: dict[str, str] = field(default_factory=dict)  # digests of best.safetensors and last.safetensors
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunProgress:
-        best = values.pop("best")
-        return cls(**values, best=None if best is None else BestWeights(**best))
+        best = values["best"]
+        return cls(**{**values, "best": None if best is None else BestWeights(**best)})

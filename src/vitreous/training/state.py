@@ -33,13 +33,19 @@ _verified: set[tuple[Path, int]] = set()  # states that this process wrote or ch
 
 
 def save_state(
-    folder: Path, step: int, tensors: Tree, progress: dict[str, Any], weights: Mapping[Path, str] | None = None
+    folder: Path,
+    step: int,
+    tensors: Tree,
+    progress: dict[str, Any],
+    weights: Mapping[Path, str] | None = None,
+    keep: int = KEPT,
 ) -> Path:
     """Write the state of a step. `weights`: weight files of the run that belong to it, with their expected digests.
 
-    An error leaves the older states unchanged: they are removed after the new state has its final name.
+    An error leaves the older states unchanged: they are removed after the new state has its final name. `keep`: number
+    of states in the folder afterwards.
     """
-    target = _unused_name(folder, step)
+    target = _unused_name(folder, step, progress.get("leg", 0))
     new = folder / f".{target.name}.{os.getpid()}.tmp"
     try:
         folder.mkdir(exist_ok=True)
@@ -68,13 +74,13 @@ def save_state(
         shutil.rmtree(new, ignore_errors=True)
         raise
     _verified.add(_identity(target))
-    _remove_old_states(folder, target)
+    _remove_old_states(folder, target, keep)
     return target
 
 
 def list_states(folder: Path) -> list[Path]:
     """Return all states, complete or not, newest first."""
-    orders = {path: _order(path) for path in folder.glob("step-*") if path.is_dir()}
+    orders = {path: _order(path) for path in folder.glob("*step-*") if path.is_dir()}
     return sorted((path for path, order in orders.items() if order), key=lambda path: orders[path] or (), reverse=True)
 
 
@@ -117,11 +123,10 @@ def load_state(path: Path, tensors: Tree) -> None:
         raise VitreousError(f"{path}: does not fit this run ({_reason(error)})") from error
 
 
-def restore_weight_files(path: Path, run: Path, names: Mapping[str, str]) -> None:
-    """Copy the weight files of a state to the run directory. The files there may be of later steps."""
-    for name in names:
-        with atomic_file(run / name) as temporary:
-            shutil.copyfile(path / name, temporary)
+def restore_weight_file(path: Path, file: Path) -> None:
+    """Copy a weight file of a state to the run directory. The file there may be of a later step."""
+    with atomic_file(file) as temporary:
+        shutil.copyfile(path / file.name, temporary)
 
 
 def file_digest(path: Path) -> str:
@@ -141,18 +146,22 @@ def _flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield f"{prefix}{name}", value
 
 
-def _unused_name(folder: Path, step: int) -> Path:
-    """The name of a new state. If the step was saved before, a suffix keeps both until the new state is complete."""
-    name, number = f"step-{step:09d}", 1
+def _unused_name(folder: Path, step: int, leg: int = 0) -> Path:
+    """The name of a new state. If the step was saved before, a suffix keeps both until the new state is complete.
+
+    The leg of an extended run is part of the name, since a leg may repeat steps of the one before.
+    """
+    plain = f"leg-{leg + 1}-step-{step:09d}" if leg else f"step-{step:09d}"
+    name, number = plain, 1
     while (folder / name).exists():
-        name, number = f"step-{step:09d}-{number}", number + 1
+        name, number = f"{plain}-{number}", number + 1
     return folder / name
 
 
-def _order(path: Path) -> tuple[int, int] | None:
-    """Step and suffix of a state, or None for another folder."""
-    match = re.fullmatch(r"step-(\d+)(?:-(\d+))?", path.name)
-    return None if match is None else (int(match[1]), int(match[2] or 0))
+def _order(path: Path) -> tuple[int, int, int] | None:
+    """Leg, step and suffix of a state, or None for another folder."""
+    match = re.fullmatch(r"(?:leg-(\d+)-)?step-(\d+)(?:-(\d+))?", path.name)
+    return None if match is None else (int(match[1] or 1), int(match[2]), int(match[3] or 0))
 
 
 def _copy_weight_file(file: Path, expected: str, folder: Path, target: Path) -> None:
@@ -168,14 +177,14 @@ def _copy_weight_file(file: Path, expected: str, folder: Path, target: Path) -> 
     raise VitreousError(f"{file} was changed after it was written")
 
 
-def _remove_old_states(folder: Path, new: Path) -> None:
-    """Keep the newest undamaged states, and remove all others."""
+def _remove_old_states(folder: Path, new: Path, keep: int) -> None:
+    """Keep the newest undamaged states, `keep` in all, and remove all others."""
     order, kept = _order(new), 1
     for old in list_states(folder):
         if old == new:
             continue
-        same_step = order is not None and (_order(old) or ())[:1] == order[:1]
-        if kept < KEPT and not same_step and _is_undamaged(old):
+        same_step = order is not None and (_order(old) or ())[:2] == order[:2]
+        if kept < keep and not same_step and _is_undamaged(old):
             kept += 1
         else:
             shutil.rmtree(old, ignore_errors=True)
@@ -215,7 +224,7 @@ def _find_damage(path: Path) -> str | None:
 
 def _remove_partial_states(folder: Path) -> None:
     """Remove what a killed process was writing."""
-    for partial in folder.glob(".step-*.tmp"):
+    for partial in folder.glob(".*step-*.tmp"):
         shutil.rmtree(partial, ignore_errors=True)
 
 

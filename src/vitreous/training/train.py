@@ -17,7 +17,7 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result
 from vitreous.evaluation.training_images import FILE as DIGESTS_FILE
 from vitreous.evaluation.training_images import SeenImages
-from vitreous.training import comparison_run, initial_weights, lr_search
+from vitreous.training import comparison_run, initial_weights, legs, lr_search
 from vitreous.training.config import TrainConfig
 from vitreous.training.distributed import World
 from vitreous.training.initial_weights import InitialWeights
@@ -73,24 +73,32 @@ def resume(
     *,
     data: str | os.PathLike[str] | None = None,
     quiet: bool = False,
+    **fields: Any,
 ) -> Outcome:
-    """Continue an interrupted run exactly where its last saved state ends.
+    """Continue an interrupted run exactly where its last saved state ends, or extend a run, finished or not:
+    `resume("runs/a", duration="150 epochs")`.
 
-    `config`: the settings to compare with those of the run; differences are an error that lists them. `data`: the new
-    location of the images, if they have moved.
+    `config`: the settings to compare with those of the run; `fields` are fields of TrainConfig that override it. The
+    duration and settings that do not affect the weights may change; other differences are an error that lists them.
+    `data`: the new location of the images, if they have moved.
     """
     directory, world = RunDirectory.open(run), World.current()
     reporter = ProgressReporter(quiet or not world.is_main)
     description = directory.description()
     stored = TrainConfig.from_flat(description["config"])
-    config = config or stored
+    config = TrainConfig.from_flat({**(config or stored).flat(), **fields})
     check_same_config(stored, config, directory)
-    if is_complete(directory):
-        reporter.note(f"{directory.path} is complete: there is nothing left to do")
-        return read_outcome(directory)
+    if is_complete(directory) and config.schedule.duration == stored.schedule.duration:
+        return _nothing_to_do(directory, reporter)
     with directory.locked(world.is_main), run_settings(config.run.device, config.run.deterministic):
         opened = open_data(data if data is not None else description["data"], config.reading)
         return _continue(opened, config, directory, reporter, world)
+
+
+def _nothing_to_do(directory: RunDirectory, reporter: ProgressReporter) -> Outcome:
+    extend = "a longer --epochs extends the run"
+    reporter.note(f"{directory.path} is complete: there is nothing left to do; {extend}")
+    return read_outcome(directory)
 
 
 def _start(
@@ -146,8 +154,15 @@ def _create(directory: RunDirectory, description: dict[str, Any], reporter: Prog
 def _continue(
     data: DataSet, config: TrainConfig, directory: RunDirectory, reporter: ProgressReporter, world: World
 ) -> Outcome:
-    """Continue a run that is not complete."""
+    """Continue a run that is not complete, or extend it if its duration has changed."""
     check_same_data(data, directory)
+    stored, complete = TrainConfig.from_flat(directory.description()["config"]), is_complete(directory)
+    extension = None
+    if config.schedule.duration != stored.schedule.duration:
+        extension = legs.plan_extension(directory, stored, config, len(data.train), complete)
+        if extension is None and complete:
+            return _nothing_to_do(directory, reporter)
+        config = config.with_(duration=stored.schedule.duration) if extension is None else extension.config
     if config.run.compare_with is not None:
         comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
     description = directory.description()
@@ -162,6 +177,12 @@ def _continue(
     record_images(directory, loaders, plan.config, world)
     _report_unreadable(loaders, directory, reporter, world)
     engine = build_engine(data, plan, loaders, weights)
+    if extension is not None:
+        world.barrier()  # all processes have read the old config.json
+        if world.is_main:
+            legs.begin_leg(directory, extension)
+        world.barrier()
+        reporter.note(extension.legs[-1].text)
     return train_to_end(data, TrainingLoop(plan, loaders, engine, directory, reporter, world), resumed=True)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError
 from vitreous.models.zoo import build_model
-from vitreous.training import lora, state
+from vitreous.training import legs, lora, state
 from vitreous.training.engine import BatchPreparation, Engine
 from vitreous.training.final_evaluation import finish_run
 from vitreous.training.loaders import RunLoaders
@@ -79,8 +79,6 @@ def train_to_end(data: DataSet, loop: TrainingLoop, resumed: bool) -> Outcome:
         for logger in loop.metric_loggers:
             logger.close()
     try:
-        if loop.progress.best is None:  # there are no validation images, or the metric is undefined for them
-            loop.save_last_as_best()
         return finish_run(data, loop)
     except KeyboardInterrupt as stop:
         command = f"{program()} train --resume {loop.directory.path}"
@@ -93,14 +91,16 @@ def _restore(loop: TrainingLoop) -> None:
     directory, reporter = loop.directory, loop.reporter
     if not state.list_states(directory.state):
         reporter.note("no state was saved before the run was interrupted: starting from the beginning")
+        loop.progress.leg = legs.leg_number(directory)
         if loop.world.is_main:
             directory.rewind(-1, -1)
         return
-    path, progress = state.newest_state(directory.state)
-    loop.restore(path, progress)
+    path, progress, best = legs.find_start_state(directory)
+    loop.restore(path, progress, best)
     if loop.world.is_main:
-        directory.rewind(loop.progress.step, loop.progress.evaluated)
-        directory.record({"kind": "event", "step": loop.progress.step, "text": f"resumed from {path.name}"})
+        directory.rewind(progress.step, progress.evaluated)
+        for text in (*legs.current_change(directory, progress.step), f"resumed from {path.name}"):
+            directory.record({"kind": "event", "step": progress.step, "text": text})
     reporter.note(f"continuing from step {loop.progress.step:,} of {loop.plan.steps:,}")
 
 

@@ -30,7 +30,7 @@ from vitreous.cli.output import (
     write_json,
 )
 from vitreous.errors import VitreousError
-from vitreous.utils.console import print_line, printable
+from vitreous.utils.console import print_line, print_message, printable
 
 if TYPE_CHECKING:
     from vitreous.evaluation.evaluate import Evaluation
@@ -121,7 +121,7 @@ def _output_files(folder: Path) -> tuple[str, ...]:
 def write_image_results(path: Path, found: "EvaluationReport", overwrite: bool) -> None:
     """Write one row per image."""
     from vitreous.evaluation.image_results import CSV_COLUMNS
-    from vitreous.utils.csv_files import write_csv
+    from vitreous.utils.csv_files import csv_file
 
     if not found.scores:
         raise VitreousError(f"{path}: not written, because no predictions were scored: {found.not_scored}")
@@ -129,7 +129,9 @@ def write_image_results(path: Path, found: "EvaluationReport", overwrite: bool) 
     assert results is not None
     assert found.source is not None
     names = [found.label(index) for index in range(found.evaluated.model.config.num_classes)]
-    write_csv(path, CSV_COLUMNS, results.csv_rows(found.source, found.split, names), overwrite)
+    with csv_file(path, CSV_COLUMNS, overwrite) as write:
+        for row in results.csv_rows(found.source, found.split, names):
+            write(row)
 
 
 def write_evaluation(source: str, found: "EvaluationReport", output: OutputOptions) -> None:
@@ -153,6 +155,8 @@ def write_evaluation(source: str, found: "EvaluationReport", output: OutputOptio
             figures += draw_precision_recall(curves, f"{title}, {size} px", caption, folder)
     if figures:
         print_figure_paths(figures, output.out, output.json)
+    elif found.scores and not matplotlib_is_installed():
+        print_message('no figures: drawing needs matplotlib: pip install "vitreous[plot]"', "note: ")
 
 
 def print_evaluation(source: str, found: "EvaluationReport") -> None:

@@ -1,16 +1,25 @@
 """`vitreous predict`: classify images."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitreous.cli.options import DeviceOptions, OptionalInt, PreprocessingName, Switch
-from vitreous.cli.output import transient_progress_bar
+from vitreous.cli.options import DeviceOptions, OptionalFile, OptionalFolder, OptionalInt, PreprocessingName, Switch
+from vitreous.cli.output import check_output_paths, transient_progress_bar
 from vitreous.data.options import Reading
-from vitreous.utils.console import STDERR, STDOUT, console, format_message, json_text, print_line, printable
+from vitreous.utils.console import (
+    STDERR,
+    STDOUT,
+    console,
+    format_message,
+    json_text,
+    print_line,
+    print_message,
+    printable,
+)
 from vitreous.weights.shipped import NAMES
 
 if TYPE_CHECKING:
@@ -18,10 +27,12 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from vitreous.cli.prediction_input import PredictionInput
     from vitreous.models.base import Model
     from vitreous.serving.prediction import ClassProbability, Prediction
 
 (MINI,) = NAMES
+CSV_COLUMNS = ("image", "predicted", "probability", "rejected", "threshold", "class_1", "probability_1", "error")
 
 
 @dataclass(frozen=True)
@@ -34,13 +45,29 @@ class PredictOptions(DeviceOptions):
     """Maximum number of pixels of an image; larger images are skipped. Decoding takes about 12 bytes per pixel."""
 
 
+@dataclass(frozen=True)
+class PredictionOutput:
+    """Output other than text on the terminal."""
+
+    json: Switch = False
+    """Print one JSON object per line and image, and nothing else on stdout."""
+    csv: OptionalFile = None
+    """Write the predictions to this CSV file, one row per image."""
+    sort_into: OptionalFolder = None
+    """Copy each image to DIR/CLASS, and rejected images to DIR/rejected. DIR must be new or empty. Images are never
+    moved or overwritten; a second image of the same name is called "name (2)". Unreadable images are not copied."""
+    overwrite: Switch = False
+    """Replace an existing CSV file, once the new one is complete."""
+
+
 def predict_command(
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="")],
     /,
     *,
+    paths_from: Annotated[str | None, tyro.conf.arg(metavar="FILE|-", help_behavior_hint="")] = None,
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = MINI,
     top: Annotated[int, tyro.conf.arg(metavar="N")] = 5,
-    json: Switch = False,
+    output: PredictionOutput = PredictionOutput(),
     batches: Annotated[PredictOptions, tyro.conf.arg(name="device")] = PredictOptions(),
     heads: OptionalInt = None,
     preprocessing: PreprocessingName = None,
@@ -48,20 +75,23 @@ def predict_command(
     """Classify images: print the most probable classes of each.
 
     Args:
-        images: Files, folders (searched recursively) or quoted patterns: "photos/**/*.jpg".
-        model: Checkpoint of any supported format: a file, a folder, a run directory or hf://owner/name; or
-            vitreous-mini, which comes with the package.
+        images: Files, folders (searched recursively) or quoted patterns: "photos/**/*.jpg". "-" reads one image from
+            standard input.
+        paths_from: Also classify the images listed in this file, one path per line, or separated by null characters
+            (`find -print0`). "-" reads the list from standard input.
+        model: Checkpoint of any supported format: a file, a folder, a run directory or hf://owner/name; a name of
+            `vitreous models --weights`, which is downloaded; or vitreous-mini, which comes with the package.
         top: Number of classes to print per image.
-        json: Print one JSON object per line and image, and nothing else on stdout.
         heads: Number of attention heads, if the checkpoint does not contain it. Default: the usual number
             for its width.
         preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it. Default:
             the usual one of its format.
     """
-    from vitreous.data.image_files import find_images
+    from vitreous.cli.prediction_input import collect_inputs
     from vitreous.utils.limits import check_count
 
-    paths = find_images(images)
+    check_prediction_output(output)
+    inputs = collect_inputs(images, paths_from)
     for name, value in (("top", top), ("batch_size", batches.batch_size), ("max_pixels", batches.max_pixels)):
         check_count(name, value)  # before a large checkpoint is read
 
@@ -72,21 +102,94 @@ def predict_command(
     device, precision = batches.resolve(notes.append)
     network = load(model, heads=heads, device=device, preprocessing=preprocessing)
     notes += _model_notes(network, model)
-    predictions = prediction.predict(
+    found = prediction.predict(
         network,
-        paths,
+        [one.content for one in inputs],
         top=top,
         batch_size=batches.batch_size,
         precision=precision,
         max_pixels=batches.max_pixels,
     )
-    skipped = print_predictions(predictions, paths, notes, json, long=len(paths) > batches.batch_size)
+    named = (replace(one, image=source.name) for one, source in zip(found, inputs, strict=True))
+    names = [one.name for one in inputs]
+    with ExitStack() as stack:
+        written = stack.enter_context(write_predictions(named, inputs, network, top, output))
+        skipped = print_predictions(written, names, notes, output.json, long=len(inputs) > batches.batch_size)
+    for text in _describe_output(output):
+        print_message(text)
     if skipped:
         raise SystemExit(1)
 
 
+def check_prediction_output(output: PredictionOutput) -> None:
+    """Raise an error if the files cannot be written, before anything is computed."""
+    from vitreous.errors import VitreousError
+
+    check_output_paths(None, lambda folder: (), output.csv, overwrite=output.overwrite)
+    check_output_paths(output.sort_into, lambda folder: (), figures=False)
+    if output.csv is not None and output.sort_into is not None:
+        folder = output.sort_into.absolute()
+        if folder in (output.csv.absolute(), *output.csv.absolute().parents):
+            raise VitreousError(f"{output.csv}: --csv cannot be in the folder of --sort-into")
+
+
+@contextmanager
+def write_predictions(
+    predictions: "Iterable[Prediction]",
+    inputs: "list[PredictionInput]",
+    model: "Model",
+    top: int,
+    output: PredictionOutput,
+) -> "Iterator[Iterator[Prediction]]":
+    """Yield the predictions. Each of them is also written to the CSV file and the folder, which are complete at the end
+    of the context."""
+    from vitreous.serving.sorting import sorted_images
+    from vitreous.utils.csv_files import csv_file
+    from vitreous.weights.model_info import labels_of
+
+    classes = model.config.num_classes
+    names = labels_of(model) or [f"class {index}" for index in range(classes)]
+    with ExitStack() as stack:
+        others = range(2, min(top, classes) + 1)
+        columns = (*CSV_COLUMNS, *(name for rank in others for name in (f"class_{rank}", f"probability_{rank}")))
+        write = None if output.csv is None else stack.enter_context(csv_file(output.csv, columns, output.overwrite))
+        sorter = None if output.sort_into is None else stack.enter_context(sorted_images(output.sort_into, names))
+
+        def written() -> "Iterator[Prediction]":
+            for found, source in zip(predictions, inputs, strict=True):
+                if write is not None:
+                    write(prediction_row(found, names, len(others) + 1))
+                if sorter is not None:
+                    sorter.add(found, source.content)
+                yield found
+
+        yield written()
+
+
+def prediction_row(found: "Prediction", names: Sequence[str], top: int) -> list[object]:
+    """Return the row of CSV_COLUMNS of an image, followed by its other probable classes."""
+    from vitreous.evaluation.image_results import SEPARATOR, join_names
+
+    if found.error is not None:
+        return [found.image, *[None] * (len(CSV_COLUMNS) - 2), found.error, *[None] * (2 * (top - 1))]
+    best = found.top[0]
+    predicted = join_names([names[one.index] for one in found.predicted])
+    values = SEPARATOR.join(f"{one.probability:.6g}" for one in found.predicted)
+    probability = None if not values else float(values) if len(found.predicted) == 1 else values
+    row = [found.image, predicted or None, probability, found.rejected, found.threshold]
+    others = [cell for one in found.top[1:] for cell in (names[one.index], float(f"{one.probability:.6g}"))]
+    return [*row, names[best.index], float(f"{best.probability:.6g}"), None, *others]
+
+
+def _describe_output(output: PredictionOutput) -> "Iterator[str]":
+    if output.csv is not None:
+        yield f"written: {output.csv}"
+    if output.sort_into is not None:
+        yield f"copied images: {output.sort_into}"
+
+
 def print_predictions(
-    predictions: "Iterable[Prediction]", paths: list[Path], notes: list[str], json: bool, long: bool
+    predictions: "Iterable[Prediction]", names: list[str], notes: list[str], json: bool, long: bool
 ) -> int:
     """Print predictions as they are computed, with a progress bar if there are many. Return the number of skipped
     images."""
@@ -97,8 +200,8 @@ def print_predictions(
     for note in notes:
         err.print(printable(note), style="dim", soft_wrap=True)
     skipped = 0
-    printer = PredictionPrinter(out, [printable(path) for path in paths])
-    with transient_progress_bar(err, len(paths), shown=STDERR.isatty() and long) as advance:
+    printer = PredictionPrinter(out, [printable(name) for name in names])
+    with transient_progress_bar(err, len(names), shown=STDERR.isatty() and long) as advance:
         for found in predictions:
             if json:
                 print_line(prediction_json(found))
@@ -109,8 +212,8 @@ def print_predictions(
                 err.print(format_message(f"{printable(found.image)}: {found.error}; skipped"), soft_wrap=True)
             STDOUT.check()
             advance()
-    if skipped and len(paths) > 1:
-        err.print(format_message(f"{skipped:,} of {len(paths):,} images skipped"))
+    if skipped and len(names) > 1:
+        err.print(format_message(f"{skipped:,} of {len(names):,} images skipped"))
     return skipped
 
 
@@ -131,7 +234,9 @@ def prediction_json(found: "Prediction") -> str:
     if found.error is not None:
         return json_text({"image": str(found.image), "error": found.error})
     top = [{"class": a.index, "label": a.label, "probability": a.probability} for a in found.top]
-    return json_text({"image": str(found.image), "top": top})
+    predicted = [a.index if a.label is None else a.label for a in found.predicted]
+    decision = {"predicted": predicted, "rejected": found.rejected, "threshold": found.threshold}
+    return json_text({"image": str(found.image), "top": top, **decision})
 
 
 class PredictionPrinter:
@@ -147,12 +252,14 @@ class PredictionPrinter:
     def print(self, found: "Prediction") -> None:
         if self.single:
             self.console.print(printable(found.image), style="bold", soft_wrap=True)
+            if found.rejected:
+                self.console.print(printable(found.rejection), style="yellow", soft_wrap=True)
             self.console.print(prediction_table(found.top))
         else:
-            text = self._line(printable(found.image), found.top)
+            text = self._line(printable(found.image), found)
             self.console.print(text, soft_wrap=not self.cut, no_wrap=True, overflow="ellipsis" if self.cut else None)
 
-    def _line(self, name: str, top: "tuple[ClassProbability, ...]") -> "Text":
+    def _line(self, name: str, found: "Prediction") -> "Text":
         from rich.cells import cell_len
         from rich.text import Text
 
@@ -160,7 +267,10 @@ class PredictionPrinter:
             while cell_len(name) >= self.width:
                 name = name[1:]
             name = f"…{name}"
-        text = Text(name + " " * (self.width - cell_len(name)))
+        text, top = Text(name + " " * (self.width - cell_len(name))), found.top
+        if found.rejected:
+            text.append(f"          {printable(found.rejection)}", style="yellow")
+            return text
         text.append(f"  {_probability(top[0]):>6}  ")
         text.append(_class_name(top[0]), style="bold")
         if top[1:]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SystemFaultError, VitreousError
+from vitreous.evaluation.image_results import DEFAULT_THRESHOLD
+from vitreous.evaluation.thresholds import accepted_predictions
 from vitreous.fast.accelerate import Precision, accelerate_if_faster
 from vitreous.models.base import Model
 from vitreous.preprocessing import ImageLike, Preprocessing
@@ -37,6 +39,29 @@ class Prediction:
     image: ImageLike
     top: tuple[ClassProbability, ...]  # the most probable first
     error: str | None = None  # why there is no prediction
+    # The most probable class, or all probable classes of a multi-label model; empty if the prediction is rejected.
+    predicted: tuple[ClassProbability, ...] = ()
+    rejected: bool | None = None  # whether no class reaches its threshold; None: the model has no thresholds
+    threshold: float | None = None  # of the most probable class; None: there is none, or it is always rejected
+
+    @property
+    def rejection(self) -> str:
+        """Why the prediction is rejected, as text; empty if it is not."""
+        if not self.rejected or not self.top:
+            return ""
+        best = self.top[0]
+        name = f"class {best.index}" if best.label is None else best.label
+        if self.threshold is None:
+            guess = f"{name} {best.probability:.0%}"
+            return f"rejected: no threshold reaches the requested precision for the best guess, {guess}"
+        numbers = f"{name} {_below(best.probability, self.threshold)}, threshold {self.threshold:.0%}"
+        return f"rejected: not sure enough (best guess {numbers})"
+
+
+def _below(probability: float, threshold: float) -> str:
+    """Return a probability that is below a threshold as text that differs from the text of the threshold."""
+    text = f"{probability:.0%}"
+    return text if text != f"{threshold:.0%}" else f"below {threshold:.0%}"
 
 
 def predict(
@@ -51,7 +76,8 @@ def predict(
     """Yield the `top` classes of each image, in order, batch by batch. The model is put into eval mode.
 
     An image is a path or anything else that `Preprocessing` accepts. Threads decode at most two batches ahead of the
-    model. An image that is unreadable or has more than `max_pixels` pixels yields a prediction with an error.
+    model. An image that is unreadable or has more than `max_pixels` pixels yields a prediction with an error. The
+    temperature and the thresholds of `model.calibration` are applied.
     """
     one = images.ndim != 4 if isinstance(images, np.ndarray | Tensor) else isinstance(images, str | bytes | os.PathLike)
     if one or not isinstance(images, Iterable):
@@ -61,6 +87,8 @@ def predict(
     config: Any = model.config
     if config.num_classes == 0:
         raise VitreousError("the model has no head: it returns features, not classes")
+    if model.calibration is not None:
+        model.calibration.check_classes(config.num_classes)
     classifier = _Classifier(model, preprocessing_of(model), labels_of(model), top, precision)
     return _predictions(classifier, images, batch_size, max_pixels)
 
@@ -94,13 +122,13 @@ def _predictions(
             pixels = [result for _, result in decoded if isinstance(result, Tensor)]
             tops = iter(classifier(pixels) if pixels else ())
             for image, result in decoded:
-                yield Prediction(image, (), result) if isinstance(result, str) else _prediction(image, next(tops))
+                yield Prediction(image, (), result) if isinstance(result, str) else next(tops).of(image)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 class _Classifier:
-    """Returns the `top` classes of a batch of images."""
+    """Returns the `top` classes and the predicted classes of a batch of images."""
 
     def __init__(
         self,
@@ -112,6 +140,7 @@ class _Classifier:
     ):
         self.model, self.preprocessing, self.labels, self.top = model.eval(), preprocessing, labels, top
         self.precision = precision
+        self.thresholds = None if model.calibration is None else model.calibration.thresholds
         self.run: Callable[[Tensor], Tensor] | None = (
             None if precision == "fp32" else accelerate_if_faster(model, precision)
         )
@@ -122,24 +151,51 @@ class _Classifier:
             self.run = accelerate_if_faster(self.model)
 
     @torch.inference_mode()
-    def __call__(self, pixels: list[Tensor]) -> list[tuple[ClassProbability, ...]]:
-        parameter, labels = next(self.model.parameters()), self.labels
+    def __call__(self, pixels: list[Tensor]) -> list["_Classes"]:
+        parameter = next(self.model.parameters())
         batch = torch.stack(pixels).to(parameter.device, non_blocking=True)  # uint8: less to transfer than floats
         logits = (self.run or self.model)(self.preprocessing.normalise(batch).to(parameter.dtype))
         if logits.ndim != 2:
             raise VitreousError("the model returns logits for every token, not for the image (pool='none')")
-        probabilities = logits.float().sigmoid() if self.model.multi_label else logits.float().softmax(-1)
+        probabilities = self.model.probabilities(logits).double().cpu()
         best = probabilities.topk(min(self.top, logits.shape[-1]))
+        columns = (best.indices.tolist(), best.values.tolist(), self._predicted(probabilities))
         return [
-            tuple(
-                ClassProbability(i, labels[i] if labels else None, p)
-                for i, p in zip(indices, probabilities, strict=True)
+            _Classes(
+                tuple(self._class(i, p) for i, p in zip(indices, values, strict=True)),
+                tuple(self._class(int(i), row[i].item()) for i in predicted),
+                self.thresholds,
             )
-            for indices, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for indices, values, predicted, row in zip(*columns, probabilities, strict=True)
         ]
 
+    def _class(self, index: int, probability: float) -> ClassProbability:
+        return ClassProbability(index, self.labels[index] if self.labels else None, probability)
 
-def _prediction(image: ImageLike, top: tuple[ClassProbability, ...]) -> Prediction:
-    if all(one.probability == one.probability for one in top):  # not NaN
-        return Prediction(image, top)
-    return Prediction(image, (), "the model returned NaN; check its weights and the precision")
+    def _predicted(self, probabilities: Tensor) -> list[Tensor]:
+        """Return the predicted classes of each image: those that reach their threshold."""
+        if self.thresholds is not None:
+            passed = accepted_predictions(probabilities, self.thresholds)
+        else:
+            passed = probabilities >= (DEFAULT_THRESHOLD if self.model.multi_label else 0)
+        if not self.model.multi_label:
+            best = torch.zeros_like(passed).scatter_(1, probabilities.argmax(1, keepdim=True), True)
+            passed &= best
+        return [row.nonzero()[:, 0] for row in passed]
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """The result of the classifier for one image."""
+
+    top: tuple[ClassProbability, ...]
+    predicted: tuple[ClassProbability, ...]
+    thresholds: tuple[float | None, ...] | None
+
+    def of(self, image: ImageLike) -> Prediction:
+        if any(one.probability != one.probability for one in self.top):  # NaN
+            return Prediction(image, (), "the model returned NaN; check its weights and the precision")
+        if self.thresholds is None:
+            return Prediction(image, self.top, None, self.predicted)
+        threshold = self.thresholds[self.top[0].index]
+        return Prediction(image, self.top, None, self.predicted, not self.predicted, threshold)

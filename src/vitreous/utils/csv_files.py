@@ -1,7 +1,8 @@
 """Write tables as CSV files that programs and spreadsheets read correctly."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from vitreous.utils.atomic import atomic_file
@@ -11,8 +12,11 @@ from vitreous.utils.atomic import atomic_file
 ESCAPED_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], overwrite: bool = False) -> None:
-    """Write a CSV file atomically: UTF-8, with a header, quoted where necessary.
+@contextmanager
+def csv_file(
+    path: Path, columns: Sequence[str], overwrite: bool = False
+) -> Iterator[Callable[[Sequence[object]], None]]:
+    """Write a CSV file atomically: UTF-8, with a header, quoted where necessary. Yields a function that writes a row.
 
     Text that starts with = + - @ ' or a control character gets a leading apostrophe. None is an empty cell, True and
     False are `true` and `false`. A file name that is not valid UTF-8 is written with backslash escapes.
@@ -21,9 +25,9 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
         atomic_file(path, overwrite) as temporary,
         temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
     ):
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv.writer(file)  # lines end in CR LF, as in RFC 4180: Python quotes a CR in a name only then
         writer.writerow(columns)
-        writer.writerows([_cell(value) for value in row] for row in rows)
+        yield lambda row: writer.writerow([_cell(value) for value in row])
 
 
 def _cell(value: object) -> object:

@@ -5,9 +5,11 @@
 | `<!-- code: models/vit.py Block.forward -->` | the source of that function, with a link to its lines |
 | `<!-- cost -->` | FLOPs and memory by image size and patch size |
 | `<!-- recipes -->` | all recipes with their results |
+| `<!-- weights -->` | the names that download |
 | `<!-- measured: speed -->` | the table of that name in benchmarks/tables.py |
 
-Each part ends at `<!-- /code -->`, `<!-- /cost -->`, `<!-- /recipes -->` or `<!-- /measured -->`.
+Each part ends at `<!-- /code -->`, `<!-- /cost -->`, `<!-- /recipes -->`, `<!-- /weights -->` or
+`<!-- /measured -->`.
 """
 
 import ast
@@ -19,6 +21,7 @@ from textwrap import dedent
 import vitreous
 from vitreous.models import zoo
 from vitreous.training.recipes import RECIPES, recipe_card
+from vitreous.weights.known_weights import KNOWN_WEIGHTS
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS.parent / "src" / "vitreous"
@@ -75,6 +78,20 @@ def recipe_table() -> str:
     return "\n".join(rows)
 
 
+def weights_table() -> str:
+    """Return one row per name of `vitreous models --weights`."""
+    rows = [
+        "| name | model | parameters | px | pre-training data | licence | address |",
+        "|---|---|---:|---:|---|---|---|",
+    ]
+    for entry in KNOWN_WEIGHTS.values():
+        parameters = f"{vitreous.cost(entry.config).parameters:,}"
+        link = f"[{entry.repository}](https://huggingface.co/{entry.repository})"
+        cells = (f"`{entry.name}`", entry.architecture, parameters, str(entry.size), entry.data, entry.licence, link)
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
 def measured_table(name: str) -> str:
     """Return a table of benchmarks/tables.py."""
     sys.path.insert(0, str(BENCHMARKS))
@@ -97,7 +114,7 @@ def refresh_text(text: str) -> str:
         text,
         flags=re.DOTALL,
     )
-    for name, table in (("cost", cost_table), ("recipes", recipe_table)):
+    for name, table in (("cost", cost_table), ("recipes", recipe_table), ("weights", weights_table)):
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
             lambda match, table=table: f"{match[1]}{table()}\n{match[2]}",

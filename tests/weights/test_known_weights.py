@@ -212,6 +212,11 @@ def test_names_are_different_from_those_of_models() -> None:
     """In `train --model` a name is an architecture; the two lists must not be confused."""
     assert not set(KNOWN_WEIGHTS) & set(vitreous.models.zoo.ZOO)
     assert all(similar_names(name)[0] == name for name in KNOWN_WEIGHTS)
+    for name, entry in KNOWN_WEIGHTS.items():
+        with pytest.raises(VitreousError) as caught:
+            vitreous.create(name)
+        assert f'its name here is "{entry.architecture}": create(' in str(caught.value)
+        assert f'vitreous.load("{name}") (--from {name}) loads trained weights' in str(caught.value)
 
 
 # ---------------------------------------------------------------- the list

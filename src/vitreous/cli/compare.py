@@ -45,7 +45,8 @@ def compare_command(
     contains comparison.json, comparison.md and a figure (comparison.png and .svg).
 
     Args:
-        models: Checkpoints of any supported format, run directories, vitreous-mini, or random:NAME for random weights.
+        models: Checkpoints of any supported format, run directories, vitreous-mini, names of `vitreous models
+            --weights`, hf://owner/name, or random:NAME for random weights.
         data: Data sets as in `vitreous data`.
         suite: TOML file with groups of data sets and their options, instead of --data. Means are printed per group.
         markdown: Write the table to this file.

@@ -26,8 +26,8 @@ def convert_command(  # noqa: PLR0913 (each is a flag)
     """Convert a checkpoint to the format of another library: the same weights under its tensor names.
 
     Args:
-        source: Checkpoint of any supported format: a file, a folder or hf://owner/name; or vitreous-mini, which comes
-            with the package.
+        source: Checkpoint of any supported format: a file, a folder or hf://owner/name; a name of `vitreous models
+            --weights`, which is downloaded; or vitreous-mini, which comes with the package.
         target: Output. A folder for timm and huggingface; an .npz file for google, big-vision and bit; a .safetensors
             file for native; a .pth or .safetensors file for the others.
         to: Format to write. google numbers the layers as the released files do.

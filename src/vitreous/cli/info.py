@@ -29,8 +29,8 @@ def info_command(
     """Describe a checkpoint: format, config, cost, preprocessing, labels, and the use of each tensor.
 
     Args:
-        source: Checkpoint of any supported format: a file, a folder or hf://owner/name; or vitreous-mini, which comes
-            with the package.
+        source: Checkpoint of any supported format: a file, a folder or hf://owner/name; a name of `vitreous models
+            --weights`, which is downloaded; or vitreous-mini, which comes with the package.
         json: Print one JSON object instead of a table.
         image_size: Image size in pixels for which positions are resampled: one number, or height and width. Default:
             the size of the checkpoint.

@@ -34,7 +34,8 @@ class ModelOptions:
     """The model, and settings that its checkpoint may lack."""
 
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")]
-    """Checkpoint of any supported format, run directory, vitreous-mini, or random:NAME for random weights."""
+    """Checkpoint of any supported format, run directory, vitreous-mini, a name of `vitreous models --weights`, which is
+    downloaded, hf://owner/name, or random:NAME for random weights."""
     heads: OptionalInt = None
     """Number of attention heads, if the checkpoint does not contain it. Default: the usual number for its width."""
     preprocessing: PreprocessingName = None

@@ -1,4 +1,5 @@
-"""Names of the models in other libraries: timm, Hugging Face, torchvision, DINO and Google's code.
+"""Names of the models in other libraries: timm, Hugging Face, torchvision, DINO and Google's code; and names of trained
+weights, such as deit-tiny.
 
 They are used in error messages only. `create` does not accept them: in those libraries the name stands for trained
 weights, and some settings differ (timm uses the erf GELU).
@@ -18,6 +19,12 @@ SIZE = r"(?P<size>tiny|small|base|large|huge|giant|gigantic|so400m)"
 LETTER = r"(?P<size>ti|t|s|b|l|h|g|so400m)"
 # Suffixes of timm names: image size, training data and method.
 TAIL = r"(_(?P<px>\d{3}))?((_ft)?_(in21k|in22k|in12k|in1k|augreg|miil|dino|sam))*"
+
+# Names of `vitreous models --weights`, which `load` accepts.
+WEIGHTS = (
+    r"(deit3?|dinov2)-(tiny|small|base|large|huge|giant)(-reg|-384)?"
+    r"|(augreg|vit|dino|mae|siglip2?)-(ti|s|b|l|h|so400m)\d+(-in21k|-\d{3})?"
+)
 
 PATTERNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     # timm, and its names with hyphens on Hugging Face's hub
@@ -42,6 +49,11 @@ PATTERNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (rf"dino_vit{LETTER}(?P<patch>\d+)", "{size}/{patch}", {"num_classes": 0}),
     (rf"dinov2_vit{LETTER}14", "DINOv2-{size}/14", {}),
     (rf"dinov2_vit{LETTER}14_reg", "DINOv2-{size}/14-reg", {}),
+    # trained weights by the names of `vitreous models --weights`
+    (r"deit_(?P<size>tiny|small|base)(_384)?|deit3_(?P<other>small|base|large)", "{size}/16", {}),
+    (r"deit3_(?P<size>huge)", "{size}/14", {}),
+    (rf"dinov2_{SIZE}_reg", "DINOv2-{size}/14-reg", {}),
+    (rf"(augreg|vit|dino|mae|siglip2?)_{LETTER}(?P<patch>\d+)(_in21k|_\d{{3}})?", "{size}/{patch}", {}),
     # torchvision's vit_b_16, Google's ViT-B_16, R50+ViT-B_16 and BiT-M-R50x1, CLIP's and others' ViT-B/16, vit-b16
     (rf"(vit_?)?{LETTER}_?(?P<patch>\d+)", "{size}/{patch}", {}),
     (rf"r(?P<layers>\d+)_?vit_?{LETTER}_?(?P<patch>\d+)", "R{layers}+{size}/{patch}", {}),
@@ -74,12 +86,14 @@ def explain(name: str, zoo: Container[str]) -> str | None:
         return None
     here, changes = found
     fields = "".join(f", {field}={value!r}" for field, value in changes.items())
-    trained = "FILE"
-    if hub := re.match(HUB, name):
+    trained, option = "FILE", ""
+    if re.fullmatch(WEIGHTS, name):
+        trained, option = name, f" (--from {name})"
+    elif hub := re.match(HUB, name):
         trained = f"hf://{hub['owner']}{name[hub.end() :]}"
     elif re.match(r"(vit|deit3?)_[a-z0-9]+_patch", name):
         trained = f"hf://timm/{name}" + ("" if "." in name else ".TAG")
     return (
         f'its name here is "{here}": create("{here}"{fields}) makes it with initial weights, and'
-        f' vitreous.load("{trained}") loads trained weights'
+        f' vitreous.load("{trained}"){option} loads trained weights'
     )

@@ -19,7 +19,8 @@ def finetune(
 ) -> Outcome:
     """Fine-tune pre-trained weights on images: `finetune("photos", "vitreous-mini", "lora", image_size=224)`.
 
-    `start`: a checkpoint, a run directory, vitreous-mini or hf://owner/name. `recipe`: paper, fast, linear or lora.
+    `start`: a checkpoint, a run directory, vitreous-mini, a name of `vitreous models --weights`, or hf://owner/name.
+    `recipe`: paper, fast, linear or lora.
     `fields`, those of TrainConfig, override the recipe. `quiet` and `overwrite` are as in `train`.
     """
     return train(data, finetuning_recipe(recipe), quiet=quiet, overwrite=overwrite, start=start, **fields)

@@ -85,7 +85,9 @@ def load_initial_weights(config: TrainConfig, classes: int) -> tuple[InitialWeig
     """Load the model of `config.architecture.start` with a new head of zeros, resized to `image_size` if given."""
     requested, source = config.architecture, config.architecture.start or ""
     if not source.strip():
-        raise VitreousError("start is empty: give a checkpoint, a run directory, vitreous-mini or hf://owner/name")
+        raise VitreousError(
+            "start is empty: give a checkpoint, a run directory, a name such as deit-tiny, or hf://owner/name"
+        )
     try:
         loaded = read_checkpoint(
             source,

@@ -1,9 +1,13 @@
 """The table of well-known weights, compared with timm's own table and with models that timm and transformers build.
 
-The models are on the meta device: tensors without values, written in the layout of the hub's files.
+Most models are on the meta device: tensors without values, written in the layout of the hub's files.
 """
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ import torch
 import transformers
 from timm.models import get_pretrained_cfg
 
+from helpers import draw, images, relative_error
+from hub_server import running_hub
 from vitreous.models.cost import cost
 from vitreous.weights.detect import detect_and_read
 from vitreous.weights.dialect import Hints
@@ -110,3 +116,57 @@ def test_entries_of_transformers(name: str) -> None:
     with torch.device("meta"):
         model = getattr(transformers, model_class)(config)
     check(entry, model.state_dict(), Hints(json.loads(config.to_json_string()), preprocessor))
+
+
+# ---------------------------------------------------------------- small models, with values, from a hub
+
+SCRIPT = """
+import json, sys, torch, vitreous
+for name in sys.argv[1:]:
+    model = vitreous.load(name)
+    torch.save(model(torch.load("images.pt")), f"{name}.pt")
+    print(json.dumps([model.report.notes, model.report.origin["address"], str(model.preprocessing)]))
+"""
+
+
+def publish(folder: Path) -> tuple[dict[str, dict[str, bytes]], dict[str, torch.nn.Module]]:
+    """Return repositories that timm and transformers wrote, with random weights, and their models."""
+    peers: dict[str, torch.nn.Module] = {}
+    for name in ("deit-tiny", "augreg-ti16"):
+        entry = KNOWN_WEIGHTS[name]
+        peers[name] = draw(timm.create_model(entry.repository.removeprefix("timm/"), pretrained=False)).eval()
+        timm.models.save_for_hf(peers[name], folder / name, safe_serialization=True)
+    config = transformers.Dinov2Config(hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=518)
+    config.patch_size = 14
+    peers["dinov2-small"] = draw(transformers.Dinov2Model(config)).eval()
+    peers["dinov2-small"].save_pretrained(folder / "dinov2-small")
+    (folder / "dinov2-small" / "preprocessor_config.json").write_text(json.dumps(DINOV2))
+    files = {name: {f.name: f.read_bytes() for f in (folder / name).iterdir()} for name in peers}
+    return {KNOWN_WEIGHTS[name].repository: content for name, content in files.items()}, peers
+
+
+def test_small_models_by_name_from_a_hub(tmp_path: Path) -> None:
+    repositories, peers = publish(tmp_path)
+    pictures = images(2, 3, 224, 224)
+    torch.save(pictures, tmp_path / "images.pt")
+    with running_hub() as hub:
+        hub.repositories = repositories
+        ours = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
+        environment = (
+            {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | ours | {"NO_PROXY": "127.0.0.1"}
+        )
+        typed = [sys.executable, "-c", SCRIPT, *peers]
+        (tmp_path / "elsewhere").mkdir()
+        shutil.copy(tmp_path / "images.pt", tmp_path / "elsewhere")
+        done = subprocess.run(
+            typed, cwd=tmp_path / "elsewhere", env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+    assert done.returncode == 0, done.stderr
+    for (name, peer), line in zip(peers.items(), done.stdout.splitlines(), strict=True):
+        entry = KNOWN_WEIGHTS[name]
+        assert json.loads(line) == [[], entry.address, str(entry.preprocessing)], name
+        with torch.no_grad():
+            expected = peer(pictures)
+        expected = expected if isinstance(expected, torch.Tensor) else expected.last_hidden_state[:, 0]
+        found = torch.load(tmp_path / "elsewhere" / f"{name}.pt")
+        assert relative_error(found, expected) <= 1e-5, name

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_values_of_old_flags_are_used(folder: Path) -> None:
     config = json.loads((folder / "old" / "config.json").read_text())["config"]
     assert config["cache"] == "never"
-    assert Path(config["compare_with"]).name == "first"
+    assert [Path(run).name for run in config["compare_with"]] == ["first"]
     assert not config.keys() & RENAMED_FIELDS.keys()
 
 
@@ -39,6 +39,7 @@ def test_run_with_old_names_is_resumed(folder: Path) -> None:
     description = json.loads(path.read_text())
     for old, new in RENAMED_FIELDS.items():
         description["config"][old] = description["config"].pop(new)
+    description["config"]["beside"] = description["config"]["beside"][0]  # one run, not a list
     path.write_text(json.dumps(description))
     (folder / "old" / "result.json").unlink()  # so that the run has to be completed
     result = vitreous("train", "--resume", "old", cwd=folder)
@@ -47,11 +48,14 @@ def test_run_with_old_names_is_resumed(folder: Path) -> None:
     assert (folder / "old" / "result.json").is_file()
 
 
-@pytest.mark.parametrize(("old", "new", "value"), [("hold", "cache", "never"), ("beside", "compare_with", "runs/a")])
-def test_python(old: str, new: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "value", "stored"),
+    [("hold", "cache", "never", "never"), ("beside", "compare_with", "runs/a", ("runs/a",))],
+)
+def test_python(old: str, new: str, value: str, stored: object) -> None:
     with pytest.warns(VitreousWarning, match=f"{old} is now called {new}"):
         config = TrainConfig().with_(**{old: value})
-    assert config.flat()[new] == value
+    assert config.flat()[new] == stored
 
 
 def test_only_flags_are_replaced() -> None:

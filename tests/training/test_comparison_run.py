@@ -1,6 +1,7 @@
-"""`--compare-with`: which runs can be compared, and what the report shows of both."""
+"""`--compare-with`: which runs can be compared, and what the report shows of them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from helpers import tiny_vit
-from runs import config, draw_folder
+from runs import TINY, config, draw_folder
 from vitreous import TrainConfig, VitreousError, resume, save, train
+from vitreous.training.setting_differences import differing_settings
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def rows(run: Path) -> dict[str, list[str]]:
     """Return the rows of the comparison table."""
     table = page(run).partition('<table class="runs">')[2].partition("</table>")[0]
     lines = [line for line in table.partition("<tbody>")[2].split("<tr>") if line]
-    cells = [[cell.split(">")[-1] for cell in line.split("</t") if ">" in cell][:3] for line in lines]
+    cells = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", line) for line in lines]
     return {name: values for name, *values in cells}
 
 
@@ -46,6 +48,58 @@ def test_report_shows_both_runs(scratch: Path, folder: Path, tmp_path: Path) -> 
     assert section.count('data-name="transfer"') == section.count('data-name="scratch"') == 2  # accuracy and loss
     assert "other images" not in page(outcome.run)
     assert 'id="comparison"' not in page(scratch)
+
+
+def test_several_runs(scratch: Path, folder: Path, tmp_path: Path, vitreous) -> None:
+    """Each has its own line style, and the table shows only settings that are not equal in all of them."""
+    other = draw_folder(tmp_path / "data", images=20)
+    train(folder, config(tmp_path / "seed1", seed=1, duration="6 steps"), quiet=True)
+    train(other, config(tmp_path / "few", duration="6 steps", lr=1e-3), quiet=True)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    paths = (scratch, tmp_path / "seed1", tmp_path / "few", scratch)  # one of them twice
+    done = vitreous("train", folder, *flags, "--out", "run", "--compare-with", *paths)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    assert page(run).count('data-name="scratch"') == page(run).count('data-name="seed1"') == 2
+    assert [f'class="line run{number}" data-name=' in page(run) for number in range(5)] == [True] * 4 + [False]
+    found = rows(run)
+    assert found["measured on"][1:] == [*["14 val images"] * 2, "12 val images, other images than those of this run"]
+    assert found["seed"] == ["0", "0", "1", "0"]
+    assert found["duration"] == ["12 steps", "12 steps", "6 steps", "6 steps"]
+    assert len(set(found["lr"])) == 2
+    assert not {"out", "width", "compare_with"} & found.keys()
+    notes = page(run).partition('id="notes"')[2].partition("</section>")[0]
+    assert notes.count("other images than this run") == 1
+    stored = json.loads((run / "config.json").read_text())["config"]["compare_with"]
+    assert stored == [str(path) for path in paths[:3]]
+
+
+def test_too_many_runs_and_a_bad_one(scratch: Path, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitreousError, match=r"compare_with: 16 runs; .*give at most 15"):
+        train(folder, config(tmp_path / "run", compare_with=[f"run{n}" for n in range(16)]), quiet=True)
+    with pytest.raises(VitreousError, match=r"compare_with: .*nowhere: there is no such run directory"):
+        train(folder, config(tmp_path / "run", compare_with=[scratch, tmp_path / "nowhere"]), quiet=True)
+    with pytest.raises(VitreousError, match="compare_with = "):
+        config(tmp_path / "run", compare_with=[3])
+    assert not (tmp_path / "run").exists()
+
+
+def test_differing_settings() -> None:
+    """Defaults of fields that an older version did not have count; initial weights are compared by their content."""
+    flat = json.loads(json.dumps(TrainConfig().with_(lr=1e-3, duration="40 steps", ema=0).flat()))
+    weights = [{"source": f"/{letter}/model.npz", "digest": letter * 32} for letter in "ab"]
+    older = {name: value for name, value in flat.items() if name not in ("patience", "betas")}
+    one = {"config": older, "start": weights[0]}
+    two = {"config": {**flat, "duration": "40steps", "ema": 0.0, "out": "x", "workers": 3}, "start": weights[1]}
+    assert differing_settings([one, two]) == [
+        {"initial_weights": "model.npz (aaaaaaaa)"},
+        {"initial_weights": "model.npz (bbbbbbbb)"},
+    ]
+    three = {"config": {**flat, "patience": 2}, "start": None}
+    assert differing_settings([one, three]) == [
+        {"initial_weights": "model.npz", "patience": None},
+        {"initial_weights": "random weights", "patience": 2},
+    ]
 
 
 def test_unfinished_run_and_run_with_the_same_name(scratch: Path, folder: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Line:
     """One curve. NaN makes a gap."""
 
     name: str
-    style: Literal["train", "val", "ema", "other", "raw"]  # raw: faint, in the background, not in the legend
+    style: str  # class in the style sheet: train, val, ema, other, run0 ...; raw: faint, and not in the legend
     x: Numbers
     y: Numbers
 
@@ -222,7 +222,7 @@ def _marks(frame: _Frame, marks: Sequence[tuple[float, str]]) -> str:
 
 def _path(line: Line, frame: _Frame) -> str:
     known = [False, *np.isfinite(line.y).tolist(), False]  # padded on both sides
-    dotted = line.style in ("val", "ema", "other") and sum(known) <= MAX_DOTS
+    dotted = line.style not in ("train", "raw") and sum(known) <= MAX_DOTS
     strokes, dots = "", ""
     points = zip((SIDE * frame.x(line.x)).tolist(), (SIDE * (1 - frame.y(line.y))).tolist(), strict=True)
     for i, (x, y) in enumerate(points, 1):

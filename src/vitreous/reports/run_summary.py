@@ -1,7 +1,7 @@
-"""Data of one run for a report that compares two runs."""
+"""Data of one run for a report that compares runs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from vitreous.evaluation.metrics import Result
@@ -15,3 +15,5 @@ class RunSummary:
     result: Result | None  # None: the run has not finished
     split: str  # of the result
     selection: str = ""  # how the measured weights were selected
+    same_images: bool = True  # as those of the first run of the report
+    settings: Mapping[str, str] = field(default_factory=dict)  # those that differ between the runs of the report

@@ -14,7 +14,7 @@ from vitreous.reports.charts import Chart, Kind, Line, Numbers, moving_average
 Record = dict[str, Any]
 SMOOTH_FROM = 40  # points; shorter curves are not smoothed
 LOG_RATIO = 20.0  # ratio of largest to smallest loss above which the axis is logarithmic
-STYLES: tuple[Literal["val", "other"], ...] = ("val", "other")  # of the two runs in a comparison
+MAX_COMPARED = 16  # runs in a comparison: training_report.css has as many pairs of a colour and a dash pattern
 MAX_VALUE = 1e30  # larger values are treated as infinite
 
 
@@ -79,14 +79,19 @@ def charts(history: History) -> list[Chart]:
     return [chart for chart in found if any(np.isfinite(line.y).any() for line in chart.lines)]
 
 
+def run_style(number: int) -> str:
+    """The line style of a run in a comparison; 0 is the run of the report."""
+    return f"run{number}"
+
+
 def comparison_charts(names: Sequence[str], histories: Sequence[History]) -> list[Chart]:
-    """Charts with the validation results of two runs. The weights (raw or EMA) are those of the best evaluation."""
+    """Charts with the validation results of runs. The weights (raw or EMA) are those of the best evaluation."""
     metric, title = _metric(histories[0])
     x_name: Literal["epoch", "step"] = "epoch" if all(h.x_name == "epoch" for h in histories) else "step"
-    curves: list[tuple[str, Literal["val", "other"], Sequence[Record]]] = []
-    for name, style, history in zip(names, STYLES, histories, strict=True):
+    curves: list[tuple[str, str, Sequence[Record]]] = []
+    for number, (name, history) in enumerate(zip(names, histories, strict=True)):
         if best := best_evaluation(history, metric):
-            curves.append((name, style, history.evaluations[best[1:3]]))
+            curves.append((name, run_style(number), history.evaluations[best[1:3]]))
 
     def chart(title: str, key: str, kind: Kind) -> Chart:
         lines = [Line(name, style, column(group, x_name), column(group, key)) for name, style, group in curves]

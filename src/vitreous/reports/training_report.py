@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,15 @@ from vitreous.reports.charts import draw_chart, swatch
 from vitreous.reports.class_tables import MAX_COUNTED, bar, class_table, confusions, percent
 from vitreous.reports.html_page import HtmlPage, Section, render_page, write_html
 from vitreous.reports.run_summary import RunSummary
-from vitreous.reports.training_curves import STYLES, History, best_evaluation, charts, column, comparison_charts, number
+from vitreous.reports.training_curves import (
+    History,
+    best_evaluation,
+    charts,
+    column,
+    comparison_charts,
+    number,
+    run_style,
+)
 from vitreous.utils.html import image_url, text
 from vitreous.utils.progress import format_duration
 
@@ -143,7 +151,7 @@ def _metrics(result: Result) -> list[tuple[float, str]]:
 
 
 def _comparison(runs: Sequence[RunSummary]) -> str:
-    """A table that compares two runs, and charts with the evaluations of both."""
+    """A table of results and different settings of runs, and charts with their evaluations."""
     if not runs:
         return ""
     histories = [History.of(run.records) for run in runs]
@@ -153,29 +161,34 @@ def _comparison(runs: Sequence[RunSummary]) -> str:
         for run, history in zip(runs, histories, strict=True)
     ]
     heads = "".join(
-        f'<th class="name">{swatch(style)} {text(run.name)}</th>' for run, style in zip(runs, STYLES, strict=True)
+        f'<th class="name">{swatch(run_style(place))} {text(run.name)}</th>' for place, run in enumerate(runs)
     )
-    rows = "".join(
-        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{text(cell)}</td>" for cell in cells)}</tr>\n'
-        for name, cells in zip(
-            (metric, "95% interval", "measured on", "epochs", "time", "initial weights", "weights"),
-            zip(*columns, strict=True),
-            strict=True,
-        )
-    )
-    table = f'<table class="runs"><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    names = (metric, "95% interval", "measured on", "epochs", "time", "initial weights", "weights")
+    rows = _comparison_rows(zip(names, zip(*columns, strict=True), strict=True))
+    settings = _comparison_rows((name, [run.settings[name] for run in runs]) for name in runs[0].settings)
+    if settings:
+        settings = f'<tr class="group"><th scope="rowgroup">different settings</th></tr>\n{settings}'
+    table = f'<table class="runs"><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}{settings}</tbody></table>'
     drawn = "".join(draw_chart(chart) for chart in comparison_charts([run.name for run in runs], histories))
-    return f'{table}<div class="charts">{drawn}</div>'
+    return f'<div class="scroll">{table}</div><div class="charts">{drawn}</div>'
+
+
+def _comparison_rows(rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+    return "".join(
+        f'<tr><th scope="row">{text(name)}</th>{"".join(f"<td>{text(cell)}</td>" for cell in cells)}</tr>\n'
+        for name, cells in rows
+    )
 
 
 def _best_result(run: RunSummary, history: History) -> tuple[str, str, str]:
     """Result, interval and number of images; for an unfinished run, the best evaluation so far."""
+    other = "" if run.same_images else ", other images than those of this run"
     if (result := run.result) is not None:
         value = result.top1 if result.top1 is not None else result.map
         interval = "-" if result.interval is None else format_interval(result.interval)
-        return ("-" if value is None else percent(value)), interval, f"{result.images:,} {run.split} images"
+        return ("-" if value is None else percent(value)), interval, f"{result.images:,} {run.split} images{other}"
     best = best_evaluation(history, "top1") or best_evaluation(history, "map")
-    return (percent(best[0]), "-", f"{best[1]} images, best so far") if best else ("-", "-", "no evaluation yet")
+    return (percent(best[0]), "-", f"{best[1]} images, best so far{other}") if best else ("-", "-", "no evaluation yet")
 
 
 def _length(history: History) -> tuple[str, str]:

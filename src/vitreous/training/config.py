@@ -187,9 +187,9 @@ class Run:
     """Also write TensorBoard event files."""
     wandb: str | None = None
     """Also log to this Weights & Biases project. Default: off."""
-    compare_with: str | None = None
-    """Another run directory: the report shows its curve and its result together with those of this run. Default:
-    none."""
+    compare_with: tuple[str, ...] = ()
+    """Other run directories: the report shows their curves, results and different settings together with those of this
+    run."""
     profile: bool = False
     """Write a trace of a few steps to profile.json, for Perfetto or chrome://tracing."""
 
@@ -238,6 +238,10 @@ def _convert(name: str, value: Any) -> Any:
     """Convert a value to the type of its field: a list to a tuple, an integer to a float, a path to its name."""
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of numpy or torch
         value = value.item()
+    if name == "compare_with" and not isinstance(value, list | tuple):  # one run, as in version 0.1, or none
+        value = () if value is None else (value,)
+    if name == "compare_with":
+        value = tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in value)
     value = os.fspath(value) if isinstance(value, os.PathLike) else tuple(value) if isinstance(value, list) else value
     if name in DURATION_FIELDS and type(value) in (int, float, str):
         value = with_unit(value)

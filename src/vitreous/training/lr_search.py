@@ -87,7 +87,7 @@ def candidate_config(plan: Plan, lr: float) -> TrainConfig:
         patience=None,
         tensorboard=False,
         wandb=None,
-        compare_with=None,
+        compare_with=(),
         profile=False,
         out=None,
     )

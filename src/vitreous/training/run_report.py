@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitreous.data.dataset import DataSet, Source
-from vitreous.errors import VitreousError
 from vitreous.evaluation.extremes import Example
-from vitreous.reports.run_summary import RunSummary
 from vitreous.reports.training_report import ExampleImage, TrainingReport, write_report
 from vitreous.training import comparison_run
 from vitreous.training.loop import format_metric
@@ -45,7 +41,7 @@ def write_run_report(
     description, records = directory.description(), directory.records()
     counts = [(f"{name} images", f"{len(part):,}") for name, part in data.splits.items()]
     best, worst = (_example_images(part, data, source) for part in examples)
-    runs, run_notes = _compared_runs(plan, directory, outcome, records)
+    runs, run_notes = comparison_run.compared_runs(plan.config.run.compare_with, directory, outcome, records)
     write_report(
         directory.report,
         TrainingReport(
@@ -78,23 +74,6 @@ def _notes(data: DataSet, plan: Plan, directory: RunDirectory, records: Sequence
     notes += [*data.notes, *plan.notes]
     notes += [f"{len(unreadable)} images could not be read (bad_images.txt)"] if unreadable else []
     return notes + [f"step {r['step']}: {r['text']}" for r in records if r.get("kind") == "event"]
-
-
-def _compared_runs(
-    plan: Plan, directory: RunDirectory, outcome: Outcome, records: Sequence[dict[str, Any]]
-) -> tuple[list[RunSummary], list[str]]:
-    """This run and the one of `compare_with`, with notes about the comparison. Empty without `compare_with`."""
-    if plan.config.run.compare_with is None:
-        return [], []
-    other = RunDirectory(Path(plan.config.run.compare_with))
-    try:
-        theirs = comparison_run.read_run_summary(other)
-        same_data = other.description().get("fingerprint") == directory.description()["fingerprint"]
-    except VitreousError as error:  # it was readable when this run was started
-        return [], [f"the run to compare with could not be read: {error}"]
-    notes = [] if same_data else [f"{theirs.name} was trained and evaluated on other images than this run"]
-    ours = comparison_run.summarise_run(directory, records, outcome.result, outcome.split, outcome.selection)
-    return [ours, theirs if theirs.name != ours.name else replace(theirs, name=str(other.path))], notes
 
 
 def _example_images(examples: Sequence[Example], data: DataSet, source: Source) -> list[ExampleImage]:

@@ -110,8 +110,7 @@ def _start(
     world: World,
 ) -> Outcome:
     """Start a new run. All errors in settings and data are raised before the run directory is created."""
-    if config.run.compare_with is not None:
-        comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
+    comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
     start, weights = _load_start(config, data)
     plan = make_plan(data, config, world, start)
     print_start_summary(data, plan, reporter)
@@ -163,8 +162,7 @@ def _continue(
         if extension is None and complete:
             return _nothing_to_do(directory, reporter)
         config = config.with_(duration=stored.schedule.duration) if extension is None else extension.config
-    if config.run.compare_with is not None:
-        comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
+    comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
     description = directory.description()
     start, weights = initial_weights_of(directory, description, config)
     plan = make_plan(data, config, world, start, resumed=True)
@@ -232,7 +230,7 @@ def _stored_config(config: TrainConfig, loaders: RunLoaders | None = None) -> Tr
         cache=config.reading.cache if loaders is None else "always" if loaders.cached else "never",
         data_dir=None if folder is None else str(Path(folder).expanduser().absolute()),
         start=None if start is None else initial_weights.absolute_source(start),
-        compare_with=comparison_run.absolute_path(config.run.compare_with),
+        compare_with=comparison_run.absolute_paths(config.run.compare_with),
     )
 
 

@@ -14,8 +14,11 @@ from vitreous.benchmark import machine
 from vitreous.cli import JSON_COMMANDS, main
 
 MODEL = ("--model", "m.safetensors")
+PREDICTION_KEYS = {"image", "top", "predicted", "rejected", "threshold"}
 COMMANDS: dict[str, tuple[str, ...]] = {
     "bench": (*MODEL, "--batch-size", "2", "--seconds", "0.02", "--device", "cpu"),
+    # The random head is worse than chance; with swapped labels it is better, so that there is a temperature.
+    "calibrate": ("m.safetensors", "pets", "--classes", "swapped.csv", "--out", "c.safetensors", "--device", "cpu"),
     "compare": (
         "m.safetensors",
         "--data",
@@ -44,6 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(machine.MATMUL_SIDES, "cpu", 96)
     for split in ("train", "test"):
         classes(tmp_path / "pets" / split, {"cat": 12, "dog": 12})
+    Path("swapped.csv").write_text("cat,dog\ndog,cat\n")
     model = tiny_vit(num_classes=2)
     model.labels = ("cat", "dog")
     vitreous.save(model, "m.safetensors")
@@ -77,7 +81,7 @@ def test_stdout_contains_only_json(command: str, here: Path, capfd: pytest.Captu
     out = capfd.readouterr().out
     assert out.endswith("\n")
     if command == "predict":  # one object per image
-        assert [set(strict_json(line)) for line in out.splitlines()] == [{"image", "top"}] * 48
+        assert [set(strict_json(line)) for line in out.splitlines()] == [PREDICTION_KEYS] * 48
     else:
         assert strict_json(out)
 

@@ -1,6 +1,6 @@
 """`vitreous calibrate`: temperature and thresholds of a model, stored with it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +40,29 @@ class CheckpointOptions:
 
 
 @dataclass(frozen=True)
+class ThresholdOptions:
+    """Thresholds below which predictions are rejected."""
+
+    precision: Annotated[float | None, tyro.conf.arg(metavar="P", help_behavior_hint="")] = None
+    """Precision that accepted predictions must reach, such as 0.95. Chooses the smallest threshold for each class that
+    has enough images, and a common one for the other classes. Default: no thresholds."""
+    confidence: Annotated[float, tyro.conf.arg(metavar="C")] = 0.95
+    """Probability that the precision is reached on new images of the same kind. 0: it is reached on the images of DATA
+    only, without a guarantee."""
+
+
+@dataclass(frozen=True)
+class CalibrationImageOptions:
+    """The images to calibrate on, and their labels."""
+
+    split: OptionalName = None
+    """train, val, test or all. Default: the val split of the data, otherwise its test split, otherwise all images.
+    Training images of the model's run are always left out."""
+    classes: Annotated[Path | None, tyro.conf.arg(metavar="MAP.json|MAP.csv", help_behavior_hint="")] = None
+    """Mapping from the classes of the data to those of the model, if their names differ, as in evaluate."""
+
+
+@dataclass(frozen=True)
 class LoadingOptions:
     """Device and loading of images. Matmuls are in fp32: --precision is the precision of predictions here."""
 
@@ -58,10 +81,8 @@ def calibrate_command(  # noqa: PLR0913 (each is a flag)
     /,
     *,
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.safetensors")],
-    precision: Annotated[float | None, tyro.conf.arg(name="precision", metavar="P", help_behavior_hint="")] = None,
-    confidence: Annotated[float, tyro.conf.arg(metavar="C")] = 0.95,
-    split: OptionalName = None,
-    classes: Annotated[Path | None, tyro.conf.arg(metavar="MAP.json|MAP.csv", help_behavior_hint="")] = None,
+    thresholds: Annotated[ThresholdOptions, tyro.conf.arg(name="threshold")] = ThresholdOptions(),
+    labels: Annotated[CalibrationImageOptions, tyro.conf.arg(name="label")] = CalibrationImageOptions(),
     json: Switch = False,
     overwrite: Switch = False,
     checkpoint: CheckpointOptions = CheckpointOptions(),
@@ -78,13 +99,6 @@ def calibrate_command(  # noqa: PLR0913 (each is a flag)
         model: Checkpoint of any supported format, or a run directory, whose training images are left out.
         source: Labelled images as in `vitreous data`. A few hundred or more give reliable results.
         out: File to write: the same weights in the native format, with the calibration.
-        precision: Precision that accepted predictions must reach, such as 0.95. Chooses the smallest threshold for each
-            class that has enough images, and a common one for the other classes. Default: no thresholds.
-        confidence: Probability that the precision is reached on new images of the same kind. 0: the precision is
-            reached on the images of DATA only, without a guarantee.
-        split: train, val, test or all. Default: the val split of the data, otherwise its test split, otherwise all
-            images; training images of the model's run are always left out.
-        classes: Mapping from the classes of the data to those of the model, if their names differ, as in evaluate.
         json: Print one JSON object instead of tables.
         overwrite: Replace the output file, once the new one is complete.
     """
@@ -101,13 +115,10 @@ def calibrate_command(  # noqa: PLR0913 (each is a flag)
             model,
             source,
             out,
-            precision=precision,
-            confidence=confidence,
-            split=split,
-            classes=classes,
+            **asdict(thresholds),
+            **asdict(labels),
             overwrite=overwrite,
-            heads=checkpoint.heads,
-            preprocessing=checkpoint.preprocessing,
+            **asdict(checkpoint),
             reading=data.reading(model),
             options=options,
             bar=image_progress_bar(reporter),

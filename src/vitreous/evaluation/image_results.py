@@ -188,6 +188,10 @@ class ImageResultCollector:
     def result(self) -> ImageResults:
         columns = [torch.cat(column) for column in zip(*self.batches, strict=True)]
         order = columns[0].argsort()
-        ordered = [column[order] if len(column) else column for column in columns]
-        *rest, kept = ordered
-        return ImageResults(*rest, kept if self.keep else None, self.calibration)
+        indices, targets, losses, predicted, probability, own, ranks, kept = (
+            column[order] if len(column) else column for column in columns
+        )
+        probabilities = kept if self.keep else None
+        return ImageResults(
+            indices, targets, losses, predicted, probability, own, ranks, probabilities, self.calibration
+        )

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitreous.errors import VitreousError, brief
@@ -78,7 +80,7 @@ def smallest_threshold(scores: Tensor, right: Tensor, precision: float, confiden
     return float((values[accepted - 1] + values[accepted]) / 2), accepted
 
 
-def _guaranteed_count(ends: np.ndarray, errors: np.ndarray, precision: float, confidence: float) -> int:  # type: ignore[type-arg]
+def _guaranteed_count(ends: NDArray[Any], errors: NDArray[Any], precision: float, confidence: float) -> int:
     """Return the largest number of accepted images that a sequence of tests reaches; 0 if all first tests fail."""
     images, best = len(ends), 0
     sequences = 1 + int(math.log2(images / images_needed(precision, confidence)))

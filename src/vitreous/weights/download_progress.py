@@ -53,7 +53,7 @@ class DownloadProgress:
         self.total -= count
 
     def _show(self) -> Advance:
-        from huggingface_hub.utils import are_progress_bars_disabled
+        from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
         reporter = ProgressReporter(quiet=are_progress_bars_disabled())
         reporter.note(f"downloading {self.title}, {_megabytes(self.total)} MB")
@@ -64,15 +64,16 @@ class DownloadProgress:
         """Return the arguments that make `hf_hub_download` report here. Old versions have none, and show own bars."""
         if "tqdm_class" not in inspect.signature(download).parameters:
             return {}
-        from huggingface_hub.utils import tqdm
+        from huggingface_hub.utils.tqdm import tqdm
 
         add = self.add
 
-        class ByteCounter(tqdm):  # type: ignore[misc]
+        class ByteCounter(tqdm):
             """A tqdm that displays nothing."""
 
             def __init__(self, *args: Any, **settings: Any):
-                super().__init__(*args, **{**settings, "disable": False, "file": io.StringIO()})
+                quiet = {"disable": False, "file": io.StringIO()}  # a disabled tqdm counts nothing
+                super().__init__(*args, **{**settings, **quiet})  # type: ignore[no-untyped-call]
 
             def update(self, n: float | None = 1) -> bool | None:
                 add(int(n or 0))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitreous.models.vit import VisionTransformer, ViTConfig
     from vitreous.models.zoo import create, names
     from vitreous.preprocessing import Preprocessing
+    from vitreous.reports.check_data import check_data
     from vitreous.training.config import TrainConfig
     from vitreous.training.finetune import finetune
     from vitreous.training.outcome import Outcome
@@ -47,6 +48,7 @@ _HOMES = {
     "Preprocessing": "vitreous.preprocessing",
     "DataSet": "vitreous.data.dataset",
     "open_data": "vitreous.data.open_data",
+    "check_data": "vitreous.reports.check_data",
     "TrainConfig": "vitreous.training.config",
     "finetune": "vitreous.training.finetune",
     "recipe": "vitreous.training.recipes",
@@ -75,6 +77,7 @@ __all__ = [
     "VitreousWarning",
     "accelerate",
     "calibrate",
+    "check_data",
     "convert",
     "cost",
     "create",

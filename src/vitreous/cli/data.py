@@ -1,10 +1,11 @@
-"""`vitreous data`: statistics of a data set, and a contact sheet of samples."""
+"""`vitreous data`: statistics of a data set and a contact sheet of samples; with --check, a check for problems."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from vitreous.cli.data_check import CheckOptions, run_check
 from vitreous.cli.options import DataOptions, Switch
 from vitreous.cli.output import print_facts, print_json, transient_progress_bar
 from vitreous.errors import format_count
@@ -23,10 +24,15 @@ def data_command(
     reading: Annotated[DataOptions, tyro.conf.arg(name="data")] = DataOptions(),  # noqa: B008 (it is frozen)
     sheet: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="")] = None,
     no_sheet: Switch = False,
+    checking: Annotated[CheckOptions, tyro.conf.arg(name="check")] = CheckOptions(),  # noqa: B008
     overwrite: Switch = False,
     json: Switch = False,
 ) -> None:
     """Describe a data set: counts, classes, image sizes, unreadable images and duplicates; and draw samples of it.
+
+    With --check, look for problems: probably wrong labels, copies within and across classes and splits, outliers,
+    unreadable, tiny and blank images, classes that cannot be told apart, and classes that need more pictures. The
+    result is a page with thumbnails. No image is changed, moved or deleted.
 
     Args:
         source: A folder with one folder per class (or with train, val and test folders of those), a manifest (.csv,
@@ -34,7 +40,7 @@ def data_command(
             hf://owner/name, or one of digits, mnist, fashion-mnist, cifar10, cifar100.
         sheet: Contact sheet with samples of each class. Default: NAME-samples.png in the current folder.
         no_sheet: Do not write a contact sheet.
-        overwrite: Replace the contact sheet if the file exists.
+        overwrite: Replace the contact sheet or the folder of --check if it exists.
         json: Print one JSON object instead of a table.
     """
     from vitreous.data.contact_sheet import sample_sheet
@@ -44,6 +50,12 @@ def data_command(
 
     if no_sheet and sheet is not None:
         raise VitreousError("--sheet and --no-sheet exclude each other: remove one of them")
+    if checking.check:
+        if no_sheet or sheet is not None:
+            raise VitreousError("--check draws no contact sheet: remove --sheet and --no-sheet")
+        run_check(source, reading, checking, overwrite=overwrite, json=json)
+        return
+    checking.refuse_without_check()
     opened = open_data(source, reading.reading())
     total = sum(map(len, opened.splits.values()))
     with transient_progress_bar(console(STDERR), total, shown=STDERR.isatty() and total > 100) as advance:
@@ -65,10 +77,15 @@ def data_command(
 
 
 def sheet_name(name: str) -> Path:
-    """Return a file name in the current folder, without the special characters of the name of the data."""
+    """Return a file name in the current folder."""
+    return Path(f"{plain_name(name)}-samples.png")
+
+
+def plain_name(name: str) -> str:
+    """Return the name of the data without its special characters, short enough for a file name."""
     plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".-")
     plain = plain.encode()[:100].decode(errors="ignore")  # the length of file names is limited in bytes
-    return Path(f"{plain or 'data'}-samples.png")
+    return plain or "data"
 
 
 def print_description(source: str, found: "Description") -> None:

@@ -109,13 +109,21 @@ def _batch_indices(images: int, batch: int, steps: int, seed: int) -> Iterator[T
         remaining = remaining[batch:]
 
 
-def choose_head(features: Tensor, labels: Tensor, fit: Tensor, dev: Tensor, classes: int, seed: int = 0) -> ProbeHead:
+def choose_head(
+    features: Tensor,
+    labels: Tensor,
+    fit: Tensor,
+    dev: Tensor,
+    classes: int,
+    seed: int = 0,
+    heads: Sequence[ProbeHead] = HEADS,
+) -> ProbeHead:
     """Return the head with the smallest loss on the rows `dev` after training on the rows `fit`.
 
     The accuracy on a few hundred images would be too noisy for the selection.
     """
     if not len(dev):
         raise VitreousError("no development images to select the probe with: there are too few images per class")
-    probes = fit_heads(features[fit], labels[fit], HEADS, classes, seed)
+    probes = fit_heads(features[fit], labels[fit], heads, classes, seed)
     _, loss = probes.scores(features[dev], labels[dev])
-    return HEADS[int(loss.argmin())]
+    return heads[int(loss.argmin())]

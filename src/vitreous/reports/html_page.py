@@ -26,7 +26,7 @@ class Section:
 class HtmlPage:
     """All parts of a page. Strings are HTML, except `title`, `kicker` and `heading`, which are plain text."""
 
-    assets: str  # name of the stylesheet and script in this folder, without the suffix
+    assets: str  # names of stylesheets and scripts in this folder, without the suffix, separated by spaces
     title: str
     kicker: str  # small line above the heading
     heading: str
@@ -39,7 +39,7 @@ class HtmlPage:
 
 def render_page(page: HtmlPage) -> str:
     """The HTML document."""
-    style, script = (_asset("base", kind) + _asset(page.assets, kind) for kind in ("css", "js"))
+    style, script = ("".join(_asset(name, kind) for name in ("base", *page.assets.split())) for kind in ("css", "js"))
     sections = [section for section in page.sections if section.body]
     nav = "".join(f'<a href="#{section.id}">{section.nav}</a>' for section in sections)
     main = "".join(

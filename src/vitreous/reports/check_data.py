@@ -1,0 +1,88 @@
+"""`vitreous data --check`: check a data set, and write the page, suspects.csv and check.json."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from vitreous.data.open_data import open_data
+from vitreous.data.options import Reading
+from vitreous.evaluation.cache import FeatureCache, default_cache_folder
+from vitreous.evaluation.data_check import DataCheck, check_images
+from vitreous.evaluation.evaluated_model import open_model
+from vitreous.evaluation.inference_options import InferenceOptions
+from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
+from vitreous.reports.data_check_page import render_data_check_page
+from vitreous.reports.data_check_text import COLUMNS, check_to_json, finding_rows
+from vitreous.utils.atomic import atomic_folder, check_output
+from vitreous.utils.csv_files import csv_file
+from vitreous.utils.device import pick_device
+from vitreous.utils.json_files import dump_json
+
+PAGE, TABLE, SUMMARY = "index.html", "suspects.csv", "check.json"
+
+
+def check_data(  # noqa: PLR0913 (each is an option of the command)
+    source: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] = "vitreous-mini",
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    reading: Reading = Reading(),  # noqa: B008 (it is frozen)
+    device: str | torch.device = "auto",
+    batch_size: int = 64,
+    workers: int | None = None,
+    cache: str | os.PathLike[str] | None = None,
+) -> DataCheck:
+    """Check a data set for label errors, copies, outliers and damaged images. No image is changed, moved or deleted.
+
+    `source`: data as in `open_data`. `model`: computes the features; it should not have been trained on these images.
+    `out`: folder for the page (index.html), suspects.csv and check.json; None: nothing is written. `cache`: folder for
+    computed features; default: the user's cache folder.
+    """
+    options = InferenceOptions(pick_device(device) if isinstance(device, str) else device, batch_size, workers)
+    folder = None if out is None else Path(out)
+    return write_data_check(source, os.fsdecode(model), folder, overwrite, reading, options, cache=cache)
+
+
+def write_data_check(  # noqa: PLR0913 (the arguments of `check_data`, and how progress is shown)
+    source: str | os.PathLike[str],
+    model: str,
+    out: Path | None,
+    overwrite: bool,
+    reading: Reading,
+    options: InferenceOptions,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    bar: ProgressBar = no_progress_bar,
+    note: Callable[[Sequence[str]], None] = lambda texts: None,
+) -> DataCheck:
+    """Check a data set as `check_data` does. `note` is called with notes about the model before the work starts."""
+    if out is not None:
+        check_output(out, overwrite, _own_files)
+    data = open_data(source, reading)
+    evaluated = open_model(model, options.device)
+    note(evaluated.notes)
+    folder = default_cache_folder() if cache is None else Path(cache)
+    check = check_images(data, evaluated, options, FeatureCache(folder), bar)
+    if out is not None:
+        _write(check, source, out, overwrite)
+    return check
+
+
+def _own_files(folder: Path) -> list[str]:
+    return [PAGE, TABLE, SUMMARY]
+
+
+def _write(check: DataCheck, source: str | os.PathLike[str], out: Path, overwrite: bool) -> None:
+    class_folders = Path(source).expanduser().is_dir()
+    with atomic_folder(out, overwrite, _own_files) as folder:
+        page = render_data_check_page(check, class_folders)
+        (folder / PAGE).write_text(page, encoding="utf-8")
+        with csv_file(folder / TABLE, COLUMNS) as write:
+            for row in finding_rows(check):
+                write(list(row.values()))
+        dump_json(folder / SUMMARY, check_to_json(check))

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "data": ("pets",),
     "evaluate": ("pets", *MODEL, "--size", "32", "40", "--out", "drawn", "--device", "cpu", "--workers", "0"),
     "info": ("m.safetensors",),
+    "models": ("dinov2-*", "--weights"),
     "predict": ("pets", *MODEL, "--device", "cpu"),
     "recipes": (),
 }

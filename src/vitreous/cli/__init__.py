@@ -15,7 +15,7 @@ from vitreous.errors import VitreousError, VitreousWarning, refuse_url
 from vitreous.utils.console import STDOUT, OutputClosed, escaped_output, print_line, print_message, standard_streams
 
 # Commands with the flag --json.
-JSON_COMMANDS = ("bench", "calibrate", "compare", "data", "evaluate", "info", "predict", "recipes")
+JSON_COMMANDS = ("bench", "calibrate", "compare", "data", "evaluate", "info", "models", "predict", "recipes")
 # Commands that write files continue when stdout is closed (`vitreous train ... | head -1`). For the first three a lost
 # output is not an error.
 FILE_COMMANDS = ("train", "finetune", "features")

@@ -20,7 +20,8 @@ from helpers import tiny_vit
 from vitreous import VitreousError
 from vitreous.data.digests import image_digests
 from vitreous.data.open_data import open_data
-from vitreous.evaluation.calibration_images import calibration_images, encode_digests
+from vitreous.evaluation.calibration_images import calibration_images, encode_digests, select_calibration_images
+from vitreous.evaluation.evaluated_model import EvaluatedModel
 from vitreous.evaluation.metrics import Scores
 from vitreous.evaluation.temperature import calibration_error, fit_temperature
 from vitreous.evaluation.thresholds import (
@@ -30,6 +31,7 @@ from vitreous.evaluation.thresholds import (
     images_needed,
     smallest_threshold,
 )
+from vitreous.evaluation.training_images import SeenImages, run_directory_of
 from vitreous.models.calibration import Calibration
 from vitreous.preprocessing import Preprocessing
 from vitreous.serving.prediction import predict
@@ -230,6 +232,33 @@ def test_a_missing_field_is_an_error() -> None:
 def test_digests_round_trip() -> None:
     found = calibration_images(record(), torch.tensor([-7, 6, 5, 0]))
     assert found.tolist() == [True, False, True, False]
+
+
+def test_training_images_are_left_out(tmp_path: Path) -> None:
+    data = open_data(shades(tmp_path / "photos", 10, 1))
+    digests = image_digests(data.stored_splits["train"])
+    trained = EvaluatedModel("m", tiny_vit(), seen=SeenImages.of({"train": digests[:22], "val": digests[22:25]}))
+    found = select_calibration_images(data, trained)
+    assert torch.equal(found.digests, digests[22:])
+    assert torch.equal(image_digests(found.images), digests[22:])
+    assert found.left_out == "22 training images of the model's run"
+    assert "3 of the 8 images were used to select these weights" in found.warnings[0]
+    everything = EvaluatedModel("m", tiny_vit(), seen=SeenImages.of({"train": digests}))
+    with pytest.raises(VitreousError, match="all 30 images are training images of this model"):
+        select_calibration_images(data, everything)
+    unknown = EvaluatedModel("m", tiny_vit(), training_images_unknown=True)
+    assert "it is not known which images" in select_calibration_images(data, unknown).warnings[0]
+
+
+def test_a_file_in_a_run_directory_with_the_same_weights_is_of_that_run(tmp_path: Path) -> None:
+    model = tiny_vit()
+    (tmp_path / "config.json").write_text("{}")
+    vitreous.save(model, tmp_path / "best.safetensors")
+    model.calibration = record()
+    vitreous.save(model, tmp_path / "calibrated.safetensors")
+    vitreous.save(tiny_vit(width=96), tmp_path / "other.safetensors")
+    assert run_directory_of(tmp_path / "calibrated.safetensors") == tmp_path
+    assert run_directory_of(tmp_path / "other.safetensors") is None
 
 
 # ---------------------------------------------------------------- vitreous.calibrate

@@ -70,7 +70,7 @@ def test_output_and_report_state_the_selection(photos: Path, tmp_path: Path, vit
     done = vitreous("train", photos, *TINY_RUN, "--duration", "6steps", "--evaluate-every", "3steps", "--out", "run")
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())
-    assert re.search(r"\d+\.\d% accuracy on 18 test images \(95% interval \d+\.\d to \d+\.\d%\), after", told)
+    assert re.search(r"\d+\.\d% accuracy on 18 test images \(95% interval, Wilson: \d+\.\d to \d+\.\d%\), after", told)
     assert "selected by top1: the best of 4 evaluations on 18 validation images" in told
     page = (tmp_path / "run" / "report.html").read_text()
     assert "accuracy on 18 test images (95% interval" in page

@@ -56,8 +56,8 @@ class CalibrationImageOptions:
     """The images to calibrate on, and their labels."""
 
     split: OptionalName = None
-    """train, val, test or all. Default: the val split of the data, otherwise its test split, otherwise all images.
-    Training images of the model's run are always left out."""
+    """train, val, test or all. Default: the val split (of the data, or held out by the model's run if the data has a
+    test split), otherwise the test split, otherwise all images. Training images of the model's run are left out."""
     classes: Annotated[Path | None, tyro.conf.arg(metavar="MAP.json|MAP.csv", help_behavior_hint="")] = None
     """Mapping from the classes of the data to those of the model, if their names differ, as in evaluate."""
 

@@ -252,12 +252,12 @@ def _check_groups(
         raise VitreousError(
             f"a precision of {precision:g} is not reached{sure}: use more images, a lower --precision{without}"
         )
-    return [
-        f"a precision of {precision:g} is not reached{sure}, for"
-        f" {summarize_names([names[index] for index in group.classes])}: all predictions of"
-        f" {'this class' if len(group.classes) == 1 else 'these classes'} are rejected"
-        for group in failed
-    ]
+    classes = [names[index] for group in failed for index in group.classes]
+    if not classes:
+        return []
+    which = "this class" if len(classes) == 1 else "these classes"
+    reason = f"a precision of {precision:g} is not reached{sure}"
+    return [f"{reason}, for {summarize_names(classes)}: all predictions of {which} are rejected"]
 
 
 def _cross_validate(

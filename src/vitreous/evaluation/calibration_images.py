@@ -34,11 +34,14 @@ def select_calibration_images(
 ) -> CalibrationImages:
     """Return the images of a split without those that the model was trained on. Images are compared by content.
 
-    Default: the val split that the data has, else its test split, else all images.
+    Default: the val split that the data has; else the val split that the model's run held out, if the data has a test
+    split, which is then free for `evaluate`; else the test split; else all images.
     """
     stored = data.stored_splits
-    name = requested or next((name for name in ("val", "test") if name in stored), "all")
-    name, source = evaluation_split(data, name)
+    default = next((name for name in ("val", "test") if name in stored), "all")
+    if default == "test" and evaluated.seen is not None and data.val is not None:
+        default = "val"
+    name, source = evaluation_split(data, requested or default)
     if len(source) > MAX_IMAGES:
         raise VitreousError(f"{data.name}: {len(source):,} images; calibrate on at most {MAX_IMAGES:,} (--split)")
     with bar(f"reading {data.name}", len(source)) as tick:

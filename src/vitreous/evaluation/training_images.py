@@ -18,6 +18,7 @@ from vitreous.weights.safetensors_file import SafetensorsFile
 
 FILE = "image_digests.safetensors"  # in a run directory
 SPLITS = ("train", "val", "test", "earlier")
+WEIGHTS = ("best.safetensors", "last.safetensors")  # in a run directory
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,32 @@ def _is_among(digests: Tensor, known: Tensor) -> Tensor:
     return torch.isin(digests, known) & (digests != UNREADABLE)
 
 
+def original_weights(model: str | os.PathLike[str]) -> Path:
+    """Return the best or last weights of a run, if a file in its directory has the same tensors, such as the output of
+    `vitreous calibrate`. Otherwise the path itself."""
+    path = Path(os.fsdecode(model)).expanduser()
+    if path.suffix != ".safetensors" or path.name in WEIGHTS or not path.is_file():
+        return path
+    for name in WEIGHTS:
+        other = path.parent / name
+        if (path.parent / "config.json").is_file() and other.is_file() and _same_tensors(path, other):
+            return other
+    return path
+
+
+def _same_tensors(one: Path, other: Path) -> bool:
+    try:
+        tensors, others = SafetensorsFile(one), SafetensorsFile(other)
+        same_names = list(tensors) == list(others)
+        return same_names and all(torch.equal(tensors[name], others[name]) for name in tensors)
+    except VitreousError:  # `load` says what is wrong
+        return False
+
+
 def run_directory_of(model: str | os.PathLike[str]) -> Path | None:
     """Return the run directory of a model: the path itself, or the folder of its best or last weights. None: no run."""
-    path = Path(os.fsdecode(model)).expanduser()
-    folder = path.parent if path.name in ("best.safetensors", "last.safetensors") else path
+    path = original_weights(model)
+    folder = path.parent if path.name in WEIGHTS else path
     return folder if (folder / "config.json").is_file() and (folder / "best.safetensors").is_file() else None
 
 
@@ -82,7 +105,7 @@ def training_images_of(model: str | os.PathLike[str]) -> SeenImages | None:
     """
     folder = run_directory_of(model)
     seen = None if folder is None else SeenImages.read(folder)
-    if folder is None or seen is None or Path(os.fsdecode(model)).name != "last.safetensors":
+    if folder is None or seen is None or original_weights(model).name != "last.safetensors":
         return seen
     stopped_early = _read_config(folder).get("patience") is not None
     return seen if stopped_early else replace(seen, val=seen.val[:0])
@@ -105,7 +128,7 @@ def describe_selection(model: str | os.PathLike[str]) -> str:
     result = folder / "result.json"
     if not result.is_file():
         return "of a run that has not finished"
-    name = "last.safetensors" if Path(os.fsdecode(model)).name == "last.safetensors" else "best.safetensors"
+    name = "last.safetensors" if original_weights(model).name == "last.safetensors" else "best.safetensors"
     outcome = read_json(result)
     if len(outcome.get("legs") or ()) != len(read_json(folder / "config.json").get("legs") or ()):
         return "of a run that is being extended and has not finished"

@@ -83,5 +83,5 @@ def outcome_sentence(outcome: Outcome, plan: Plan) -> str:
     if result.interval is None or result.top1 is None:
         value = "no" if result.map is None else f"{result.map:.1%}"
         return f"{value} mean average precision on {result.images:,} {outcome.split} images, after {length}"
-    interval = f"95% interval {format_interval(result.interval)}"
+    interval = f"95% interval, Wilson: {format_interval(result.interval)}"
     return f"{result.top1:.1%} accuracy on {result.images:,} {outcome.split} images ({interval}), after {length}"

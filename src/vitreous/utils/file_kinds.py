@@ -25,7 +25,7 @@ def _suffixes(text: str) -> frozenset[str]:
 KINDS = (
     FileKind(
         "video",
-        "extract images from it, for example with ffmpeg",
+        "extract images from it, for example one per second: ffmpeg -i VIDEO -vf fps=1 frame-%05d.jpg",
         _suffixes("mov mp4 m4v avi mkv webm mpg mpeg 3gp 3g2 mts m2ts wmv flv mod tod vob ogv insv lrv"),
     ),
     FileKind(

@@ -24,7 +24,7 @@ from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.matching import match_classes, read_class_map
 from vitreous.evaluation.metrics import wilson_interval
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
-from vitreous.evaluation.temperature import CalibrationScores, calibration_scores, fit_temperature
+from vitreous.evaluation.temperature import NOT_BETTER, CalibrationScores, calibration_scores, fit_temperature
 from vitreous.evaluation.thresholds import (
     ThresholdGroup,
     accepted_predictions,
@@ -191,34 +191,17 @@ def _fit(
 ) -> CalibrationReport:
     model, (logits, targets, digests) = evaluated.model, tensors
     sigmoid = model.multi_label
-    losses: Callable[[Tensor, Tensor], Tensor] = binary_losses if sigmoid else softmax_losses
-    fit = fit_temperature(logits, targets, sigmoid)
-    if fit.temperature != 1 and fit.problem:
-        raise VitreousError(
-            f"no temperature can be fitted: {fit.problem}; check the labels and how classes are matched"
-        )
     folds = torch.from_numpy(np.random.default_rng(0).permutation(len(logits)) % FOLDS)
-    temperatures = torch.ones(len(logits), dtype=torch.float64)
-    for fold in range(FOLDS):
-        other = folds != fold
-        temperatures[~other] = fit_temperature(logits[other], targets[other], sigmoid).temperature
-    before = calibration_scores(logits, targets, sigmoid, torch.ones_like(temperatures), losses)
-    after = calibration_scores(logits, targets, sigmoid, temperatures, losses)
-    temperature, notes = fit.temperature, [fit.problem + ": the temperature stays 1"] if fit.problem else []
-    if after.loss >= before.loss:
-        if not notes:
-            notes.append(
-                f"the temperature stays 1: the fitted one, {fit.temperature:.3g}, does not reduce the log-loss of"
-                f" images that it was not fitted on ({before.loss:.4f} before, {after.loss:.4f} after, cross-validated)"
-            )
-        temperature, after, temperatures = 1.0, before, torch.ones_like(temperatures)
+    chosen = _choose_temperature(logits, targets, folds, sigmoid)
+    temperature, notes = chosen.temperature, list(chosen.notes)
     probabilities = _probabilities(logits, temperature, sigmoid)
     groups = [] if precision is None else choose_thresholds(probabilities, targets, precision, confidence)
     names = labels_of(model) or tuple(f"class {index}" for index in range(logits.shape[1]))
     rejection = None
     if precision is not None:
         notes += _check_groups(groups, names, precision, confidence)
-        rejection = _cross_validate(logits / temperatures[:, None], targets, folds, sigmoid, precision, confidence)
+        scaled = logits / chosen.by_image[:, None]
+        rejection = _cross_validate(scaled, targets, folds, sigmoid, precision, confidence)
     thresholds = None if precision is None else class_thresholds(groups, logits.shape[1])
     calibration = Calibration(
         temperature,
@@ -231,8 +214,44 @@ def _fit(
         thresholds,
     )
     accuracy = None if targets.ndim == 2 else (logits.argmax(1) == targets).double().mean().item()
-    texts = (selected.left_out, selected.warnings, tuple(notes))
-    return CalibrationReport(calibration, accuracy, before, after, tuple(groups), rejection, names, *texts)
+    texts = (selected.left_out, (*selected.warnings, *chosen.warnings), tuple(notes))
+    scores = (chosen.before, chosen.after, tuple(groups), rejection)
+    return CalibrationReport(calibration, accuracy, *scores, names, *texts)
+
+
+@dataclass(frozen=True)
+class _ChosenTemperature:
+    temperature: float
+    by_image: Tensor  # the temperature fitted without the fold of each image
+    before: CalibrationScores
+    after: CalibrationScores  # with `by_image`
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def _choose_temperature(logits: Tensor, targets: Tensor, folds: Tensor, sigmoid: bool) -> _ChosenTemperature:
+    """Fit the temperature on all images. It stays 1 if cross-validation finds no improvement."""
+    losses: Callable[[Tensor, Tensor], Tensor] = binary_losses if sigmoid else softmax_losses
+    fit = fit_temperature(logits, targets, sigmoid)
+    ones = torch.ones(len(logits), dtype=torch.float64)
+    by_image = ones.clone()
+    for fold in range(FOLDS):
+        other = folds != fold
+        by_image[~other] = fit_temperature(logits[other], targets[other], sigmoid).temperature
+    before = calibration_scores(logits, targets, sigmoid, ones, losses)
+    after = calibration_scores(logits, targets, sigmoid, by_image, losses)
+    if fit.problem == NOT_BETTER:
+        warning = f"{fit.problem}: the temperature stays 1. Check the labels, and how the classes are matched"
+        return _ChosenTemperature(1.0, ones, before, before, warnings=(warning,))
+    if fit.problem:
+        return _ChosenTemperature(1.0, ones, before, before, (f"{fit.problem}: the temperature stays 1",))
+    if after.loss >= before.loss:
+        note = (
+            f"the temperature stays 1: the fitted one, {fit.temperature:.3g}, does not reduce the log-loss of images"
+            f" that it was not fitted on ({before.loss:.4f} before, {after.loss:.4f} after, cross-validated)"
+        )
+        return _ChosenTemperature(1.0, ones, before, before, (note,))
+    return _ChosenTemperature(fit.temperature, by_image, before, after)
 
 
 def _probabilities(logits: Tensor, temperature: float, sigmoid: bool) -> Tensor:

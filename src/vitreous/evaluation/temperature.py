@@ -14,14 +14,16 @@ from vitreous.models.calibration import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 CHUNK = 2**22  # logits processed at a time, in float64
 STEPS = 100  # at most; about 10 are needed
+NOT_BETTER = "the probabilities are not better than uniform ones on these images"
+ALL_CORRECT = "every prediction is correct, so the log-loss has no minimum"
 
 
 @dataclass(frozen=True)
 class TemperatureFit:
-    """The temperature with the lowest log-loss, if there is one."""
+    """The temperature with the lowest log-loss; 1 if there is none."""
 
     temperature: float
-    problem: str = ""  # why there is none: the log-loss decreases up to the limit of the temperature
+    problem: str = ""  # why there is none: the log-loss decreases up to a limit of the temperature
 
 
 def fit_temperature(logits: Tensor, targets: Tensor, sigmoid: bool) -> TemperatureFit:
@@ -32,9 +34,9 @@ def fit_temperature(logits: Tensor, targets: Tensor, sigmoid: bool) -> Temperatu
     """
     low, high = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
     if derivatives(logits, targets, sigmoid, low)[0] >= 0:
-        return TemperatureFit(MAX_TEMPERATURE, "the probabilities are not better than uniform ones on these images")
+        return TemperatureFit(1.0, NOT_BETTER)
     if derivatives(logits, targets, sigmoid, high)[0] <= 0:
-        return TemperatureFit(1.0, "every prediction is correct, so the log-loss has no minimum")
+        return TemperatureFit(1.0, ALL_CORRECT)
     b = 1.0
     for _ in range(STEPS):
         slope, curvature = derivatives(logits, targets, sigmoid, b)

@@ -20,8 +20,9 @@ from vitreous import TrainConfig, VitreousError, finetune, load, open_data, reci
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.preprocessing import PRESETS, default_preprocessing
 from vitreous.training import lr_search
-from vitreous.training.defaults import TABLE_4, Facts, choose_defaults, evaluation_preprocessing
+from vitreous.training.defaults import Facts, choose_defaults, evaluation_preprocessing
 from vitreous.training.initial_weights import InitialWeights
+from vitreous.training.paper_settings import TABLE_4
 from vitreous.training.recipes import FINETUNING_RECIPES, finetuning_recipe
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -340,7 +341,7 @@ def test_empty_development_split_is_an_error(weights: Path, tmp_path: Path) -> N
     ("arguments", "message"),
     [
         (("data", "--recipe", "lorra", "--from", "vitreous-mini"), "'lorra'; did you mean lora?"),
-        (("data",), "--from is missing: a checkpoint, a run directory, vitreous-mini or hf://owner/name"),
+        (("data",), "--from is missing: a checkpoint, a run directory, vitreous-mini, a name such as deit-tiny, or hf"),
         (
             ("--from", "vitreous-mini"),
             "DATA is missing: a folder of images, a file, or a name (vitreous finetune --help)",

@@ -9,15 +9,16 @@ import tyro
 from vitreous.cli.options import Switch
 from vitreous.training.config import TrainConfig
 from vitreous.training.recipes import RECIPES, recipe
+from vitreous.utils.system_calls import STOP_SIGNALS
 
 Data = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")]
 RecipeName = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 RunToResume = Annotated[str | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Config = Annotated[TrainConfig, tyro.conf.arg(name="")]
 DATA_HELP = (
-    "A folder (class/*.jpg, or train|val|test/class/*.jpg), a manifest of paths and labels (.csv, .tsv, .jsonl), arrays"
-    " of images and labels (.npz), tar shards, Parquet files, a Hugging Face data set (hf://owner/name), or the name of"
-    " a data set: digits, mnist, fashion-mnist, cifar10, cifar100."
+    "A folder or .zip (class/*.jpg, or train|val|test/class/*.jpg), a manifest of paths and labels (.csv, .tsv,"
+    " .jsonl), arrays of images and labels (.npz), tar shards, Parquet files, a Hugging Face data set (hf://owner/name),"
+    " or the name of a data set: digits, mnist, fashion-mnist, cifar10, cifar100."
 )
 OVERWRITE_HELP = (
     "Replace the run in --out, if it exists. The earlier run is kept as OUT.replaced until the new run is complete."
@@ -75,9 +76,9 @@ def start_or_resume(
     command: str, data: str | None, recipe: str | None, resume: str | None, config: TrainConfig, overwrite: bool
 ) -> None:
     """Start a run with this config, or resume one. SIGTERM and SIGHUP stop it as Ctrl-C does."""
-    handled = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` ignores it
-        handled.append(signal.SIGHUP)
+    # Ctrl-C raises KeyboardInterrupt; `nohup` ignores SIGHUP.
+    numbers = [number for number in STOP_SIGNALS if number != signal.SIGINT]
+    handled = [number for number in numbers if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN]
     # These apply before and after the training loop, which installs its own handlers.
     previous = {number: signal.signal(number, _stop) for number in handled}
     try:
@@ -104,7 +105,8 @@ def _start_or_resume(
     if data is None:
         raise VitreousError(f"DATA is missing: a folder of images, a file, or a name (vitreous {command} --help)")
     if command == "finetune" and config.architecture.start is None:
-        raise VitreousError("--from is missing: a checkpoint, a run directory, vitreous-mini or hf://owner/name")
+        names = "a checkpoint, a run directory, vitreous-mini, a name such as deit-tiny, or hf://owner/name"
+        raise VitreousError(f"--from is missing: {names}")
     training.train(data, config, overwrite=overwrite)
 
 

@@ -19,6 +19,7 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result, format_interval
 from vitreous.reports.charts import draw_chart, swatch
 from vitreous.reports.class_tables import MAX_COUNTED, bar, class_table, confusions, percent
+from vitreous.reports.data_check_section import data_check_section
 from vitreous.reports.html_page import HtmlPage, Section, render_page, write_html
 from vitreous.reports.run_summary import RunSummary
 from vitreous.reports.training_curves import (
@@ -71,6 +72,9 @@ class TrainingReport:
     links: Sequence[tuple[str, str]] = ()  # title and relative path of a file in the run directory
     runs: Sequence[RunSummary] = ()  # this run and the run it is compared with; empty: no comparison
     selection: Sequence[str] = ()  # which weights were measured, and how they were selected
+    unreadable: int = 0  # images that could not be read
+    check_command: str = ""  # command that checks the data
+    advice: Sequence[tuple[str, str]] = ()  # reason and command of a change that may improve the result
 
 
 def write_report(path: Path, report: TrainingReport) -> None:
@@ -104,9 +108,11 @@ def _sections(report: TrainingReport, history: History) -> list[tuple[str, str, 
         ("Classes", f"Classes on {split}", class_table(result, report.classes) if result else ""),
         ("Worst", "Worst predictions", _cards(report.worst, "The images with the largest loss.")),
         ("Best", "Best predictions", _cards(report.best, "Correct predictions with the highest confidence.")),
+        ("Check", "Data check", data_check_section(report.worst, report.split, report.unreadable, report.check_command)),
         ("Choices", "Settings chosen automatically", _choices(report.choices)),
         ("Data", "Data", _facts(report.data)),
         ("Command", "Command", _commands([report.command])),
+        ("Advice", "Most likely to improve the result", _advice(report.advice)),
         ("Next", "What to try next", _commands(report.next_steps)),
         ("Configuration", "Configuration", _config(report.config)),
         ("Environment", "Environment", _facts(list(report.environment.items()))),
@@ -118,7 +124,7 @@ def _tiles(report: TrainingReport, history: History) -> str:
     if result := report.result:
         tiles += [(percent(value), f"{report.split} {name}") for value, name in _metrics(result)]
         if result.interval is not None:  # right after the accuracy
-            interval = (format_interval(result.interval), f"95% interval, {result.images:,} {report.split} images")
+            interval = (format_interval(result.interval), f"95% interval (Wilson), {result.images:,} {report.split} images")
             tiles.insert(1, interval)
         tiles.append((_loss(result.loss), f"{report.split} loss"))
         if result.calibration is not None:
@@ -276,6 +282,10 @@ def _config(config: dict[str, Any]) -> str:
         for name, v in config.items()
     ]
     return f"<details><summary>All {len(facts)} fields</summary>{_facts(facts)}</details>" if facts else ""
+
+
+def _advice(advice: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"<p>{text(reason[0].upper() + reason[1:])}:</p>\n{_commands([line])}" for reason, line in advice)
 
 
 def _commands(commands: Sequence[str]) -> str:

@@ -27,8 +27,9 @@ class Architecture:
     given keep the value of the model."""
 
     start: str | None = None
-    """Weights to start from: a checkpoint of any supported format, a run, vitreous-mini or hf://owner/name.
-    Default: none, random initial weights."""
+    """Weights to start from: a checkpoint of any supported format, a run, a name of `vitreous models --weights`, or
+    hf://owner/name. none: random initial weights. Default: vitreous-mini for fewer than 20,000 images if no option
+    describes another model, otherwise none."""
     preprocessing: Literal["google", "augreg", "deit", "torchvision", "dino"] | None = None
     """Pixel normalisation that those weights were trained with, if their file does not say.
     Default: that of the file, or the usual one of its format."""
@@ -75,7 +76,7 @@ class Objective:
     """softmax: cross-entropy, one label per image. sigmoid: binary cross-entropy per class, one or several labels."""
     label_smoothing: float | None = None
     """Label smoothing: fraction of every target that is spread evenly over all classes."""
-    class_weights: Literal["none", "balanced"] = "none"
+    class_weights: Literal["none", "balanced"] | None = None
     """balanced: classes with fewer training images get a larger weight in the loss."""
 
 
@@ -117,6 +118,9 @@ class Schedule:
 
     duration: Duration | None = None
     """Length of the run: "30 epochs" (or 30), "5000 steps", "1e6 examples"."""
+    budget: str | None = None
+    """Time for the run: "10m", "3h" ... The number of epochs is chosen to fit into it on this device, and if necessary
+    a smaller image size or model. Default: 10 minutes, if the length of the run is not given."""
     warmup: Duration | None = None
     """Length of the linear warm-up of the learning rate: "500 steps", "5%" ..."""
     schedule: Literal["cosine", "linear", "constant", "rsqrt"] | None = None

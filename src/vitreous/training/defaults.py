@@ -6,9 +6,9 @@ were given: a setting that is off says why, and no reason mentions a setting tha
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from vitreous.data.dataset import DataSet, Source
 from vitreous.data.options import Augmentation
+from vitreous.data.statistics import class_counts
 from vitreous.errors import SystemFaultError, VitreousError
 from vitreous.models import zoo
 from vitreous.models.resnet import BiTConfig
@@ -24,11 +25,19 @@ from vitreous.preprocessing import Preprocessing, default_preprocessing
 from vitreous.training import durations, initial_weights
 from vitreous.training.config import TrainConfig
 from vitreous.training.initial_weights import InitialWeights
+from vitreous.training.paper_settings import PAPER_WARMUP, TABLE_4
 from vitreous.utils.sizes import pair
 
 SAMPLED_IMAGES = 64  # images whose size is read
 FEW_IMAGES = 5_000  # training images: with fewer, models are smaller and augmentation is weaker
 TINY_SIDE = 12  # px
+DEFAULT_WEIGHTS = "vitreous-mini"  # the checkpoint in the package
+FEW_FOR_WEIGHTS = 20_000  # training images: with fewer, a run starts from DEFAULT_WEIGHTS
+MIN_SIDE_FOR_WEIGHTS = 24  # px: smaller images do not look like those that DEFAULT_WEIGHTS was trained on
+FROM_SCRATCH = "none"  # value of `start`
+IMBALANCE = 3.0  # ratio of the largest to the smallest class from which on classes are weighted
+SMALL_MODEL = {"width": 128, "depth": 6, "heads": 4, "mlp_dim": 512}
+NOT_OF_ANOTHER_MODEL = ("start", "image_size", "dropout", "stochastic_depth")  # also apply to DEFAULT_WEIGHTS
 NOT_MODEL_FIELDS = ("start", "preprocessing", "model")  # fields of Architecture that a model config does not have
 
 
@@ -52,6 +61,8 @@ class Facts:
     shape: tuple[int, int] | None  # (height, width), if all images have the same
     multi_label: bool
     start: InitialWeights | None = None
+    decode_seconds: float = field(default=0.0, compare=False)  # of one image
+    imbalance: float = 1.0  # images of the largest class, divided by those of the smallest
 
     @property
     def tiny(self) -> bool:
@@ -64,7 +75,10 @@ class Facts:
 
 
 def collect_facts(data: DataSet, start: InitialWeights | None = None) -> Facts:
+    started = time.perf_counter()
     sizes = list(_sample_sizes(data.train))
+    decode_seconds = 0.0 if data.train.array is not None else (time.perf_counter() - started) / len(sizes)
+    counts = [count for count in class_counts(data.train, len(data.classes)) if count]
     return Facts(
         len(data.train),
         len(data.classes),
@@ -73,7 +87,25 @@ def collect_facts(data: DataSet, start: InitialWeights | None = None) -> Facts:
         sizes[0] if len(set(sizes)) == 1 else None,
         data.multi_label,
         start,
+        decode_seconds,
+        max(counts) / min(counts) if counts else 1.0,
     )
+
+
+def choose_start(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, list[Choice]]:
+    """Choose the initial weights if they are not given: the checkpoint in the package for a small number of images.
+
+    Options that describe another model, and `start="none"`, mean random weights.
+    """
+    given = config.architecture
+    if given.start is not None:
+        return (config.with_(start=None) if given.start == FROM_SCRATCH else config), []
+    own_model = any(value is not None for name, value in vars(given).items() if name not in NOT_OF_ANOTHER_MODEL)
+    divisible = given.image_size is None or not any(side % 8 for side in pair(given.image_size))
+    if own_model or not divisible or facts.images >= FEW_FOR_WEIGHTS or facts.side < MIN_SIDE_FOR_WEIGHTS:
+        return config, []
+    why = f"the checkpoint in the package, for fewer than {FEW_FOR_WEIGHTS:,} images; --from none trains from scratch"
+    return config.with_(start=DEFAULT_WEIGHTS), [Choice("start", DEFAULT_WEIGHTS, why)]
 
 
 def _sample_sizes(source: Source) -> Iterator[tuple[int, int]]:
@@ -115,12 +147,20 @@ def _objective(config: TrainConfig, facts: Facts) -> Rules:
         yield "loss", "sigmoid", "an image may have several labels"
         yield "label_smoothing", 0.0, "not used with several labels"
         yield "best_by", "map", "mean average precision, the usual metric for several labels"
+        yield "class_weights", "none", "not used with several labels"
         return
     yield "loss", "softmax", "every image has one label"
     softmax = (config.objective.loss or "softmax") == "softmax"
     smoothing = "usual with softmax cross-entropy" if softmax else "not used with the sigmoid loss"
     yield "label_smoothing", 0.1 if softmax else 0.0, smoothing
     yield "best_by", "top1", "accuracy, since every image has one label"
+    ratio = f"the largest class has {facts.imbalance:.3g} times the images of the smallest"
+    if config.reading.balanced:
+        yield "class_weights", "none", "off: classes are sampled equally (balanced)"
+    elif facts.imbalance > IMBALANCE:
+        yield "class_weights", "balanced", f"{ratio}; --class-weights none gives all images the same weight"
+    else:
+        yield "class_weights", "none", "off: the classes have similar numbers of images"
 
 
 def _model(config: TrainConfig, facts: Facts) -> Rules:
@@ -133,7 +173,7 @@ def _model(config: TrainConfig, facts: Facts) -> Rules:
     else:
         patch = {} if given.patch_size is None else {"patch_size": given.patch_size, "remainder": "crop"}
         # "crop" avoids an error if the patch size does not divide the default image size, which is not used here.
-        step = _size_step(zoo.config(given.model, **patch))
+        step = size_step(zoo.config(given.model, **patch))
         size = max(1, round(max(4 * step, min(224, facts.side)) / step)) * step
         yield "image_size", size, f"a multiple of {step}; {_size_reason(facts, size)}"
     if not _is_bit(config, facts):
@@ -170,10 +210,11 @@ def _default_model(config: TrainConfig, facts: Facts) -> Rules:
         yield "mlp_dim", 4 * given.width, "four times the width"
     elif facts.images < FEW_IMAGES and given.depth is None and given.heads is None:
         few = f"smaller than {name}, for fewer than {FEW_IMAGES:,} images"
-        yield "width", 64 if facts.tiny else 128, few
-        yield "depth", 4 if facts.tiny else 6, few
-        yield "heads", 4, f"{16 if facts.tiny else 32} dimensions per head"
-        yield "mlp_dim", 128 if facts.tiny else 512, f"{'twice' if facts.tiny else 'four times'} the width"
+        yield "width", 64 if facts.tiny else SMALL_MODEL["width"], few
+        yield "depth", 4 if facts.tiny else SMALL_MODEL["depth"], few
+        yield "heads", SMALL_MODEL["heads"], f"{16 if facts.tiny else 32} dimensions per head"
+        mlp = f"{'twice' if facts.tiny else 'four times'} the width"
+        yield "mlp_dim", 128 if facts.tiny else SMALL_MODEL["mlp_dim"], mlp
     if given.image_size is not None:
         patch = _dividing_patch(pair(given.image_size), _patch_for(min(pair(given.image_size))))
     else:
@@ -183,6 +224,12 @@ def _default_model(config: TrainConfig, facts: Facts) -> Rules:
     yield "patch_size", patch, f"{rows} x {cols} patches per image"
     yield "image_size", size, _size_reason(facts, size)
     yield "pool", "gap", "the mean of the patch tokens usually trains faster than a class token"
+
+
+def may_use_smaller_model(config: TrainConfig, facts: Facts) -> bool:
+    """Whether the model is chosen from the data and larger than SMALL_MODEL."""
+    given = config.architecture
+    return facts.images >= FEW_IMAGES and not any((given.model, *(getattr(given, name) for name in SMALL_MODEL)))
 
 
 def _base_model(images: int) -> tuple[str, str]:
@@ -226,35 +273,11 @@ def _image_size_for(facts: Facts, patch: int) -> int | tuple[int, int]:
     return max(patch, round(_resolution(facts) / patch) * patch)
 
 
-def _size_step(config: ViTConfig | BiTConfig) -> int:
+def size_step(config: ViTConfig | BiTConfig) -> int:
     if isinstance(config, BiTConfig):
         return 32
     patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
     return patch * (1 if config.backbone is None else config.backbone.stride)
-
-
-@dataclass(frozen=True)
-class Table4Row:
-    """A row of Table 4 of the paper, with the size of the paper's development split for this data."""
-
-    images: float  # maximum number of training images
-    like: str  # the data sets of the row
-    steps: int
-    rates: tuple[float, ...]
-    held_out: float  # fraction of the training images in the development split
-
-    @property
-    def range(self) -> str:
-        return f"up to {self.images:,} images" if self.images < math.inf else "more than 200,000 images"
-
-
-TABLE_4 = (
-    Table4Row(1_000, "VTAB", 2_500, (0.01,), 0.2),
-    Table4Row(20_000, "Pets and Flowers", 500, (0.001, 0.003, 0.01, 0.03), 0.1),
-    Table4Row(200_000, "CIFAR", 10_000, (0.001, 0.003, 0.01, 0.03), 0.02),
-    Table4Row(math.inf, "ImageNet", 20_000, (0.003, 0.01, 0.03, 0.06), 0.01),
-)
-PAPER_WARMUP = 500  # steps, as in the official code; a tenth of shorter runs
 
 
 def _paper_settings(config: TrainConfig, facts: Facts) -> Rules:

@@ -113,3 +113,30 @@ def _parse_unit(word: str, default_unit: Unit) -> tuple[float, Unit | None]:
     if factor is None or unit is None or unit == "percent":
         return 1.0, None
     return factor, unit
+
+
+TIME_PART = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.I)
+TIME_UNITS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+MAX_SECONDS = 10 * 365 * 86400.0
+
+
+def parse_time(text: str, name: str) -> float:
+    """Return the seconds of a time such as "10m", "1h 30m", "90 s" or "2 days". `name`: for error messages."""
+    problem = f"{name} = {brief(text)}: expected a time with a unit, such as '10m', '90s' or '3h'"
+    if not text.strip():
+        raise VitreousError(problem)
+    seconds, position = 0.0, 0
+    while position < len(text):
+        part = TIME_PART.match(text, position)
+        unit = TIME_UNITS.get(part[2].casefold()) if part else None
+        if part is None or unit is None:
+            raise VitreousError(problem)
+        seconds, position = seconds + float(part[1]) * unit, part.end()
+    if not 0 < seconds <= MAX_SECONDS:
+        raise VitreousError(f"{name} = {brief(text)}: expected more than 0 and at most 10 years")
+    return seconds

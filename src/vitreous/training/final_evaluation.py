@@ -14,6 +14,7 @@ from vitreous.evaluation.extremes import Example, Extremes
 from vitreous.evaluation.metrics import Result, Scores
 from vitreous.evaluation.training_images import SeenImages
 from vitreous.training import legs, lr_search, state
+from vitreous.training.advice import give_advice
 from vitreous.training.loop import TrainingLoop, format_metric
 from vitreous.training.optim.losses import Loss
 from vitreous.training.outcome import Outcome, write_outcome
@@ -50,10 +51,11 @@ def finish_run(data: DataSet, loop: TrainingLoop) -> Outcome:
     selection = (*_describe_selection(loop, split), *legs.describe_legs(run_legs, best_leg, split), *remarks)
     outcome = Outcome(directory.path, split, result, loop.progress.step, loop.progress.seconds, selection, run_legs)
     if loop.world.is_main:
-        write_run_report(data, plan, directory, outcome, examples, loader.source if loader else data.train)
+        advice = give_advice(data, plan, directory.description(), outcome, directory.records(), examples[1])
+        write_run_report(data, plan, directory, outcome, examples, loader.source if loader else data.train, advice)
         write_outcome(directory, outcome, loop.progress.best)
         directory.complete()
-        print_outcome(plan, directory, outcome, reporter)
+        print_outcome(plan, directory, outcome, reporter, advice)
     return outcome
 
 

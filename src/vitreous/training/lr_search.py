@@ -18,7 +18,7 @@ from vitreous.errors import VitreousError, format_count
 from vitreous.evaluation.metrics import Result
 from vitreous.training import durations
 from vitreous.training.config import TrainConfig
-from vitreous.training.defaults import Choice
+from vitreous.training.defaults import FROM_SCRATCH, Choice
 from vitreous.training.distributed import World
 from vitreous.training.loop import DivergenceError, format_metric
 from vitreous.training.plan import Plan
@@ -77,6 +77,7 @@ def candidate_config(plan: Plan, lr: float) -> TrainConfig:
         raise VitreousError(f"candidate_duration = {duration!r}: expected 1 to {plan.steps:,} steps, those of the run")
     warmup = _steps(plan, config.schedule.warmup or "0%", "warmup")
     return config.with_(
+        start=config.architecture.start or FROM_SCRATCH,
         lr=lr,
         lr_candidates=None,
         dev_fraction=None,

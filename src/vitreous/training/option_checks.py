@@ -86,6 +86,9 @@ def check_unused_options(given: TrainConfig, config: TrainConfig, data: DataSet)
     requested, augmentation, tuning = given.augmentation, config.augmentation, given.finetuning
     if given.optimiser.lr is not None and tuning.lr_candidates:
         raise VitreousError("lr and lr_candidates: give one learning rate, or several to select from")
+    if given.schedule.budget is not None and given.schedule.duration is not None:
+        both = f"budget = {given.schedule.budget!r} and duration = {given.schedule.duration!r}"
+        raise VitreousError(f"{both}: give the time or the length of the run, not both")
     for name in ("dev_fraction", "candidate_duration"):
         if getattr(tuning, name) != getattr(Finetuning(), name) and not config.finetuning.lr_candidates:
             raise VitreousError(f"{name}: has no effect without lr_candidates")

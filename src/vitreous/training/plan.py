@@ -15,7 +15,7 @@ from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.preprocessing import Preprocessing
-from vitreous.training import defaults, durations, lora, metric_loggers
+from vitreous.training import budget, defaults, durations, lora, metric_loggers
 from vitreous.training.config import TrainConfig
 from vitreous.training.defaults import Choice, Facts
 from vitreous.training.distributed import World
@@ -51,6 +51,7 @@ class Plan:
     schedule: Callable[[int], float]
     stages: tuple[tuple[int, tuple[int, int]], ...]  # of progressive training: first step after the stage, image size
     notes: tuple[str, ...]
+    seconds: float | None = None  # estimated time of the run, if it was measured
 
     @property
     def batch_size(self) -> int:
@@ -73,16 +74,27 @@ class Plan:
 
 
 def make_plan(
-    data: DataSet, config: TrainConfig, world: World, start: InitialWeights | None = None, resumed: bool = False
+    data: DataSet,
+    config: TrainConfig,
+    world: World,
+    start: InitialWeights | None = None,
+    resumed: bool = False,
+    facts: Facts | None = None,
 ) -> Plan:
     """Choose the settings that are not given, and check all. `start`: the initial weights.
 
-    `resumed`: all settings were chosen and checked when the run was started.
+    `resumed`: all settings were chosen and checked when the run was started. `facts`: of these data, if known.
     """
-    facts = defaults.collect_facts(data, start)
+    facts = defaults.collect_facts(data, start) if facts is None else replace(facts, start=start)
     given = config
     config, choices = defaults.choose_defaults(config, facts)
+    fitted = None
     check_config(config, data, world)
+    if not resumed and _needs_budget(given):
+        _check_buildable(config, data, defaults.make_model_config(config, facts), facts)
+        fitted = budget.fit_to_budget(given, data, facts, world)
+        config, choices = fitted.config, fitted.choices
+        check_config(config, data, world)
     if not resumed:
         check_unused_options(given, config, data)
     model_config = defaults.make_model_config(config, facts)
@@ -95,7 +107,7 @@ def make_plan(
     model = _check_buildable(config, data, model_config, facts)
     part = trainable_part(model)
     micro, memory, memory_note = _choose_micro_batch(config, model_config, precision, part, device)
-    notes = [precision_note, memory_note, *(start.guesses if start else ())]
+    notes = [precision_note, memory_note, fitted and fitted.note, *(start.guesses if start else ())]
     if not resumed:
         notes += unused_option_notes(given, config, data, model, -(-steps // evaluate_every))
     return Plan(
@@ -115,7 +127,14 @@ def make_plan(
         schedule,
         _progressive_stages(config, model_config, steps, batch, images),
         tuple(note for note in notes if note),
+        fitted.seconds if fitted else None,
     )
+
+
+def _needs_budget(given: TrainConfig) -> bool:
+    """Whether the length of the run is fitted to a budget: it is not given, and not taken from the paper."""
+    own = given.finetuning.rules == "ours" or given.schedule.budget is not None
+    return given.schedule.duration is None and own
 
 
 def _check_buildable(

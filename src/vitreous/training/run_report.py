@@ -12,6 +12,7 @@ from vitreous.data.dataset import DataSet, Source
 from vitreous.evaluation.extremes import Example
 from vitreous.reports.training_report import ExampleImage, TrainingReport, write_report
 from vitreous.training import comparison_run
+from vitreous.training.advice import Advice
 from vitreous.training.loop import format_metric
 from vitreous.training.outcome import Outcome, outcome_sentence
 from vitreous.training.plan import Plan
@@ -36,6 +37,7 @@ def write_run_report(
     outcome: Outcome,
     examples: tuple[list[Example], list[Example]],
     source: Source,
+    advice: Sequence[Advice] = (),
 ) -> None:
     """Write report.html. `examples`: the best and worst predictions, for images of `source`."""
     description, records = directory.description(), directory.records()
@@ -60,7 +62,10 @@ def write_run_report(
             environment=description["environment"],
             data=[("source", description["data"]), *counts, ("split", data.split), ("classes", str(len(data.classes)))],
             notes=[*_notes(data, plan, directory, records), *run_notes],
+            unreadable=len(_unreadable(directory)),
+            check_command=f"{program()} data {shlex.quote(description['data'])} --check",
             next_steps=_next_commands(directory),
+            advice=[(one.reason, one.command) for one in advice],
             links=[("Look inside", _inspection_link(directory))],
             runs=runs,
         ),
@@ -68,12 +73,16 @@ def write_run_report(
 
 
 def _notes(data: DataSet, plan: Plan, directory: RunDirectory, records: Sequence[dict[str, Any]]) -> list[str]:
-    path = directory.path / "bad_images.txt"
-    unreadable = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    unreadable = _unreadable(directory)
     notes = [f"{describe_model(plan)}, started from {describe_initial_weights(plan)}"] if plan.facts.start else []
     notes += [*data.notes, *plan.notes]
     notes += [f"{len(unreadable)} images could not be read (bad_images.txt)"] if unreadable else []
     return notes + [f"step {r['step']}: {r['text']}" for r in records if r.get("kind") == "event"]
+
+
+def _unreadable(directory: RunDirectory) -> list[str]:
+    path = directory.path / "bad_images.txt"
+    return path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
 
 
 def _example_images(examples: Sequence[Example], data: DataSet, source: Source) -> list[ExampleImage]:
@@ -106,8 +115,10 @@ def _inspection_link(directory: RunDirectory) -> str:
     return "inspection/index.html"
 
 
-def print_outcome(plan: Plan, directory: RunDirectory, outcome: Outcome, reporter: ProgressReporter) -> None:
-    """Print the result, how the weights were selected, the files and the next commands."""
+def print_outcome(
+    plan: Plan, directory: RunDirectory, outcome: Outcome, reporter: ProgressReporter, advice: Sequence[Advice] = ()
+) -> None:
+    """Print the result, how the weights were selected, the files, advice and the next commands."""
     rows = [("result", outcome_sentence(outcome, plan))]
     if outcome.result is not None:
         metrics = outcome.result.summary().items()
@@ -116,6 +127,10 @@ def print_outcome(plan: Plan, directory: RunDirectory, outcome: Outcome, reporte
     rows += [("model", str(directory.best)), ("report", str(directory.report))]
     reporter.print("")
     reporter.table(rows)
+    if advice:
+        reporter.print("\nmost likely to improve the result:", style="bold")
+        for one in advice:
+            reporter.print(f"  {one.reason}:\n    {one.command}")
     reporter.print("\nwhat to try next:", style="bold")
     for line in _next_commands(directory):
         reporter.print(f"  {line}")

@@ -8,7 +8,7 @@ from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.training.plan import Plan
 from vitreous.utils.memory import free_memory, size_text
-from vitreous.utils.progress import ProgressReporter
+from vitreous.utils.progress import ProgressReporter, format_duration
 from vitreous.utils.sizes import pair
 
 
@@ -28,6 +28,7 @@ def print_start_summary(data: DataSet, plan: Plan, reporter: ProgressReporter) -
             ("model", f"{describe_model(plan)}: {parameters:,} parameters{trained_text}, {height} x {width} {colours}"),
             *([("weights", f"start from {describe_initial_weights(plan)}")] if plan.facts.start else []),
             ("run", f"{steps} of {plan.batch_size:,} images ({config.schedule.duration}), {passes_text}"),
+            *([("time", f"about {format_duration(plan.seconds)}; --budget changes it")] if plan.seconds else []),
             ("device", f"{plan.device}, {plan.precision}"),
             ("memory", f"about {size_text(plan.memory)} for a step; {size_text(free_memory(plan.device))} are free"),
         ]
@@ -54,7 +55,11 @@ def describe_initial_weights(plan: Plan) -> str:
     assert plan.facts.start is not None
     conversions = {(1, 3): "; grey images are converted to RGB", (3, 1): "; images are converted to grey"}
     conversion = conversions.get((plan.facts.channels, plan.model.channels), "")
-    return f"{plan.facts.start.name} with a new head for {plan.facts.classes:,} classes{conversion}"
+    default = any(choice.field == "start" for choice in plan.choices)
+    change = (
+        " (the default for few images; --from none: random weights, --from WEIGHTS: other weights)" if default else ""
+    )
+    return f"{plan.facts.start.name} with a new head for {plan.facts.classes:,} classes{conversion}{change}"
 
 
 def format_value(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result
 from vitreous.evaluation.training_images import FILE as DIGESTS_FILE
 from vitreous.evaluation.training_images import SeenImages
-from vitreous.training import comparison_run, initial_weights, legs, lr_search
+from vitreous.training import comparison_run, defaults, initial_weights, legs, lr_search
 from vitreous.training.config import TrainConfig
 from vitreous.training.distributed import World
 from vitreous.training.initial_weights import InitialWeights
@@ -38,6 +38,7 @@ from vitreous.training.start_summary import print_start_summary
 from vitreous.training.trainer import build_engine, train_to_end
 from vitreous.utils.environment import command, environment
 from vitreous.utils.progress import ProgressReporter
+from vitreous.utils.sizes import pair
 from vitreous.utils.torch_settings import run_settings
 from vitreous.weights.tensor_map import State
 
@@ -111,8 +112,8 @@ def _start(
 ) -> Outcome:
     """Start a new run. All errors in settings and data are raised before the run directory is created."""
     comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
-    start, weights = _load_start(config, data)
-    plan = make_plan(data, config, world, start)
+    plan, weights = _plan_new_run(data, config, world)
+    start = plan.facts.start
     print_start_summary(data, plan, reporter)
     description = {
         "vitreous": __version__,
@@ -123,6 +124,7 @@ def _start(
         "classes": list(data.classes),
         "split": data.split,
         "fingerprint": dataset_fingerprint(data),
+        "steps": plan.steps,
         "threads": torch.get_num_threads(),
         "command": command(),
         "environment": environment(plan.device),
@@ -213,6 +215,19 @@ def _search_and_train(
     record_images(directory, loaders, plan.config, world)
     _report_unreadable(loaders, directory, reporter, world)
     return train_to_end(data, TrainingLoop(plan, loaders, engine, directory, reporter, world), resumed=False)
+
+
+def _plan_new_run(data: DataSet, config: TrainConfig, world: World) -> tuple[Plan, State]:
+    """Choose the initial weights and all settings of a run, and load the weights."""
+    facts = defaults.collect_facts(data)
+    config, chosen = defaults.choose_start(config, facts)
+    start, weights = _load_start(config, data)
+    plan = make_plan(data, config, world, start, facts=facts)
+    if start is not None and plan.size != pair(start.model.image_size):  # reduced to fit into the budget
+        start, weights = _load_start(plan.config, data)
+        resized = make_plan(data, plan.config, world, start, resumed=True, facts=facts)
+        plan = replace(resized, choices=plan.choices, notes=plan.notes, seconds=plan.seconds)
+    return replace(plan, choices=(*chosen, *plan.choices)), weights
 
 
 def _load_start(config: TrainConfig, data: DataSet) -> tuple[InitialWeights | None, State]:

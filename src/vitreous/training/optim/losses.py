@@ -76,7 +76,7 @@ def build_loss(options: config.Objective, labels: Tensor, classes: int, device: 
         raise VitreousError(f"loss = 'softmax': needs at least 2 classes, not {classes}; use 'sigmoid', or add classes")
     if not 0 <= smoothing < 1:
         raise VitreousError(f"label_smoothing = {smoothing}: expected at least 0 and below 1")
-    if options.class_weights not in ("none", "balanced"):
+    if options.class_weights not in (None, "none", "balanced"):
         raise VitreousError(f"class_weights = {options.class_weights!r}: expected 'none' or 'balanced'")
     _check_labels(labels, classes)
     weights = positive_weights = None

@@ -39,6 +39,7 @@ def cifar10() -> TrainConfig:
         ema=0.999,
         loss="softmax",
         label_smoothing=0.1,
+        class_weights="none",
         crop=1.0,
         aspect=1.0,
         shift=0.125,

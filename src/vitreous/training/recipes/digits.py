@@ -34,6 +34,7 @@ def digits() -> TrainConfig:
         ema=0.99,
         loss="softmax",
         label_smoothing=0.1,
+        class_weights="none",
         crop=1.0,
         aspect=1.0,
         shift=0.125,

@@ -10,6 +10,7 @@ PLAIN = TrainConfig().with_(
     schedule="cosine",
     ema=0.0,
     label_smoothing=0.0,
+    class_weights="none",
     aspect=4 / 3,
     shift=0.0,
     flip=True,

@@ -39,6 +39,7 @@ def imagenette() -> TrainConfig:
         ema=0.998,
         loss="softmax",
         label_smoothing=0.1,
+        class_weights="none",
         crop=0.35,
         aspect=4 / 3,
         shift=0.0,

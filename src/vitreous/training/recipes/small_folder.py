@@ -30,6 +30,7 @@ def small_folder() -> TrainConfig:
         ema=0.99,
         loss="softmax",
         label_smoothing=0.1,
+        class_weights="none",
         crop=0.35,
         aspect=4 / 3,
         shift=0.0,

@@ -1,0 +1,162 @@
+"""Advice at the end of a run: the two changes that are most likely to improve the result, each with its command."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitreous.data.dataset import DataSet
+from vitreous.data.statistics import class_counts
+from vitreous.errors import brief
+from vitreous.evaluation.extremes import Example
+from vitreous.training.defaults import DEFAULT_WEIGHTS, FEW_FOR_WEIGHTS, IMBALANCE, size_step
+from vitreous.training.outcome import Outcome
+from vitreous.training.plan import Plan
+from vitreous.utils.environment import program
+from vitreous.utils.sizes import pair
+
+STRONGER_WEIGHTS = "deit-tiny"  # in `vitreous models --weights`: trained on 1.3 million photographs
+GOOD = 0.97  # accuracy from which on no change is suggested that costs time
+SURE = 0.8  # probability of a wrong class from which on the label is suspicious
+RECENT = 0.2  # part of the run in which the best evaluation means that the model was still improving
+LARGER = 1.5  # ratio of the size of the images to the input size from which on a higher resolution may help
+MAX_ADVICE = 2
+SIZE_FLAGS = ("--size", "--image-size")
+ALIASES = {"--size": SIZE_FLAGS}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A suggested change."""
+
+    reason: str
+    command: str
+
+
+@dataclass(frozen=True)
+class _Command:
+    """The command that started the run, to show it with one flag changed."""
+
+    text: str
+    source: str  # the data, for a run that was started from Python
+
+    def with_flag(self, flag: str, value: str) -> str:
+        """Return the command with this flag, and without the flags that name its run directory."""
+        tokens = shlex.split(self.text)
+        if tokens[:2] != ["vitreous", "train"] or any(token.startswith("--resume") for token in tokens):
+            tokens = ["vitreous", "train", self.source]
+        replaced, kept, position = ("--out", *ALIASES.get(flag, (flag,))), list[str](), 0
+        while position < len(tokens):
+            name, equals, _ = tokens[position].partition("=")
+            position += 1
+            if name in replaced and not equals:
+                position += 1  # its value
+                while name in SIZE_FLAGS and tokens[position : position + 1] and tokens[position].isdecimal():
+                    position += 1  # the width, after the height
+            elif name not in (*replaced, "--overwrite"):
+                kept.append(tokens[position - 1])
+        return f"{program()} {shlex.join([*kept[1:], flag, value])}"
+
+
+def give_advice(
+    data: DataSet,
+    plan: Plan,
+    description: dict[str, Any],
+    outcome: Outcome,
+    records: Sequence[dict[str, Any]],
+    worst: Sequence[Example],
+) -> tuple[Advice, ...]:
+    """Return up to two changes, the most promising first. `worst`: images of the result with the highest loss."""
+    command, source = description["command"], description["data"]
+    result = outcome.result
+    if result is None or outcome.split == "train":
+        return ()
+    if result.top1 is not None and result.top1 >= GOOD:
+        return ()
+    start = _Command(command, source)
+    rules = (
+        _better_weights(plan, start),
+        _more_epochs(plan, outcome, records),
+        _suspicious_labels(data, outcome, worst, source),
+        _class_balance(data, plan, outcome, start),
+        _higher_resolution(plan, start),
+        _more_images(data, outcome, source),
+    )
+    found = [advice for rule in rules for advice in rule]
+    return tuple(found[:MAX_ADVICE])
+
+
+def _better_weights(plan: Plan, start: _Command) -> Iterator[Advice]:
+    """Pre-trained weights help most: on 300 photographs they are worth 10 to 40 points."""
+    config, images = plan.config, plan.facts.images
+    if plan.facts.start is None and images < FEW_FOR_WEIGHTS and not plan.facts.tiny:
+        reason = f"the run started from random weights; {images:,} images are few for that"
+        yield Advice(reason, start.with_flag("--from", DEFAULT_WEIGHTS))
+    elif plan.facts.start is not None and config.architecture.start == DEFAULT_WEIGHTS:
+        reason = f"{DEFAULT_WEIGHTS} is small; weights trained on more photographs are usually a much better start"
+        yield Advice(f"{reason} (downloaded once)", start.with_flag("--from", STRONGER_WEIGHTS))
+
+
+def _more_epochs(plan: Plan, outcome: Outcome, records: Sequence[dict[str, Any]]) -> Iterator[Advice]:
+    """A longer run, if the best evaluation is one of the last."""
+    name = plan.config.run.best_by or "top1"
+    sign = -1 if name == "loss" else 1
+    found = [(sign * r[name], r["step"]) for r in records if r.get("kind") == "eval" and name in r]
+    if len({step for _, step in found}) < 4:
+        return
+    best = max(value for value, _ in found)
+    if min(step for value, step in found if value == best) < (1 - RECENT) * plan.steps:
+        return
+    epochs = plan.steps * plan.batch_size / plan.facts.images
+    command = f"{program()} train --resume {shlex.quote(str(outcome.run))} --epochs {math.ceil(2 * epochs)}"
+    yield Advice("the model was still improving on the validation images at the end of the run", command)
+
+
+def _suspicious_labels(data: DataSet, outcome: Outcome, worst: Sequence[Example], source: str) -> Iterator[Advice]:
+    """Wrong predictions with a high probability are often wrong labels."""
+    if data.multi_label:
+        return
+    sure = [e for e in worst if e.answers and e.answers[0][0] not in e.truth and e.answers[0][1] >= SURE]
+    if len(sure) >= 2:
+        reason = f"{len(sure)} {outcome.split} images contradict their label with a probability of {SURE:.0%} or more"
+        yield Advice(f"{reason}; some labels may be wrong", f"{program()} data {shlex.quote(source)} --check")
+
+
+def _class_balance(data: DataSet, plan: Plan, outcome: Outcome, start: _Command) -> Iterator[Advice]:
+    config, ratio = plan.config, plan.facts.imbalance
+    off = not config.reading.balanced and config.objective.class_weights == "none"
+    if ratio > IMBALANCE and off and not data.multi_label:
+        reason = f"the largest class has {ratio:.3g} times the images of the smallest, and nothing compensates for it"
+        yield Advice(reason, start.with_flag("--class-weights", "balanced"))
+
+
+def _higher_resolution(plan: Plan, start: _Command) -> Iterator[Advice]:
+    side = min(pair(plan.size))
+    if plan.facts.side < LARGER * side:
+        return
+    step = size_step(plan.model)
+    size = max(step, round(min(LARGER * side, plan.facts.side) / step) * step)
+    reason = f"the images have about {plan.facts.side} px on their short side, and the model sees {side} px"
+    yield Advice(f"{reason}; details may be lost", start.with_flag("--size", str(size)))
+
+
+def _more_images(data: DataSet, outcome: Outcome, source: str) -> Iterator[Advice]:
+    """The class with the lowest recall, if it is not one of the largest."""
+    assert outcome.result is not None
+    counts = class_counts(data.train, len(data.classes))
+    scores = [
+        (score.recall, number) for number, score in enumerate(outcome.result.per_class) if score.recall is not None
+    ]
+    if not scores:
+        return
+    recall, number = min(scores)
+    name = brief(data.classes[number])
+    images = f"{recall:.0%} of its {outcome.split} images, trained on {counts[number]:,}"
+    reason = f"{name} has the lowest recall ({images})"
+    yield Advice(
+        f"{reason}; the learning curve of the check says which class needs more images",
+        f"{program()} data {shlex.quote(source)} --check",
+    )

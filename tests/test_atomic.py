@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vitreous import VitreousError
-from vitreous.utils import atomic
+from vitreous.utils import system_calls
 from vitreous.utils.atomic import atomic_file, atomic_folder, check_output, replace_folder, swap_paths
 
 OURS = ("a.txt", "b.txt")
@@ -109,7 +109,7 @@ def test_an_empty_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("at_once", [True, False])
 def test_swapping_folders(at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not at_once:
-        monkeypatch.setattr(atomic, "RENAME_EXCHANGE", 1 << 20)  # as on a system without renameat2
+        monkeypatch.setattr(system_calls, "RENAME_EXCHANGE", 1 << 20)  # as on a system without renameat2
     one, other = made(tmp_path / "one", a="1"), made(tmp_path / "other", a="2")
     swap_paths(one, other)
     assert (contents(one), contents(other)) == ({"a.txt": "2"}, {"a.txt": "1"})
@@ -119,7 +119,7 @@ def test_swapping_folders(at_once: bool, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_second_rename_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic, "RENAME_EXCHANGE", 1 << 20)
+    monkeypatch.setattr(system_calls, "RENAME_EXCHANGE", 1 << 20)
     other = made(tmp_path / "other", a="2")
     with pytest.raises(FileNotFoundError):
         swap_paths(tmp_path / "gone", other)

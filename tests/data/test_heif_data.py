@@ -80,7 +80,7 @@ def test_commands(photos: Path, tmp_path: Path) -> None:
 
 
 def test_without_the_package(photos: Path, tmp_path: Path) -> None:
-    """A process in which pillow-heif cannot be imported: the files and the package are named, nothing is "no images"."""
+    """A process in which pillow-heif cannot be imported: the message names the files and the package."""
     (tmp_path / "pillow_heif.py").write_text("raise ImportError('not installed')")
     for i in range(70):
         write(tmp_path / "mixed" / "cats" / f"{i}.png", i)

@@ -9,6 +9,7 @@ from typing import Any
 
 from vitreous.errors import VitreousError
 from vitreous.utils.regular_files import open_descriptor
+from vitreous.utils.system_calls import read_at
 
 MAX_OPEN = 16
 
@@ -33,7 +34,7 @@ class FilePool:
         """Read `size` bytes at `offset` of a file. Fewer bytes are an error."""
         with self._descriptor(number) as descriptor:
             parts = []
-            while size and (part := os.pread(descriptor, size, offset)):
+            while size and (part := read_at(descriptor, size, offset)):
                 parts.append(part)
                 offset, size = offset + len(part), size - len(part)
         if size:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from vitreous.errors import VitreousWarning
+from vitreous.utils.system_calls import open_file_limit
 
 SHARED = "/dev/shm"
 ADVICE = "enlarge it (docker run --shm-size=2g)"
@@ -62,7 +63,7 @@ def unpack_tensor(flat: Tensor | NDArray[Any], from_worker: bool) -> Tensor:
     if isinstance(flat, Tensor):
         return flat
     if from_worker and len(flat) and not _few_files_allowed():
-        status = os.statvfs(SHARED) if os.path.isdir(SHARED) else None  # noqa: PTH112
+        status = os.statvfs(SHARED) if os.path.isdir(SHARED) and hasattr(os, "statvfs") else None  # noqa: PTH112
         size = f" ({status.f_blocks * status.f_frsize >> 20:,} MiB)" if status else ""
         _warn_once(
             f"{SHARED}{size} is too small for all decoded images: some go through pipes, which is slower; {ADVICE}"
@@ -77,7 +78,7 @@ def _allocate_shared(count: int, dtype: np.dtype[Any]) -> Tensor | NDArray[Any]:
         return np.empty(count, dtype)
     try:
         storage = torch.UntypedStorage._new_shared(count * dtype.itemsize)
-        if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
+        if torch.multiprocessing.get_sharing_strategy() == "file_descriptor" and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(storage._share_fd_cpu_()[0], 0, count * dtype.itemsize)
         return torch.from_numpy(empty).new_empty(0).set_(storage)
     except (OSError, RuntimeError):  # full, read-only or missing; or the limit of open files is reached
@@ -85,7 +86,5 @@ def _allocate_shared(count: int, dtype: np.dtype[Any]) -> Tensor | NDArray[Any]:
 
 
 def _few_files_allowed() -> bool:
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return limit != resource.RLIM_INFINITY and limit < FEW_FILES
+    limit = open_file_limit()
+    return limit is not None and limit < FEW_FILES

@@ -108,8 +108,8 @@ def _save_index(location: Path, fields: dict[str, Any]) -> bool:
     except OSError:
         return False
     try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(fields, file)  # ASCII, so that names which are not UTF-8 are preserved
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            json.dump(fields, file)  # escapes, so that names which are not UTF-8 are preserved
         Path(temporary).chmod(0o644)
         Path(temporary).replace(location)
     except OSError:

@@ -4,6 +4,7 @@ import atexit
 import multiprocessing.util  # registers its own function with atexit, which has to run after ours
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -18,12 +19,10 @@ from typing import Any, TypeVar
 from torch.utils.data import DataLoader
 
 from vitreous.errors import VitreousError
+from vitreous.utils.system_calls import STOP_SIGNALS, blocked_signals, unblock_signals
 from vitreous.utils.temporary_files import remove_matching, temporary_name
 
 T = TypeVar("T")
-# Terminals send SIGINT and SIGHUP to the whole process group; systemd and SLURM send SIGTERM.
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 MAX_SOCKET_FOLDER = 85  # characters: the path of a socket has at most 107, and its name here has 18
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # all worker processes of this process
@@ -37,7 +36,7 @@ def start_worker(worker: int) -> None:
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    unblock_signals(STOP_SIGNALS)
     default_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -92,7 +91,7 @@ def _use_temporary_folder() -> None:
     processes. Those that multiprocessing makes have random names, and stay behind if the processes are killed; and
     with a long TMPDIR their sockets cannot be created, so that the main process would wait forever."""
     settings = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
-    if settings.get("tempdir") is not None:
+    if settings.get("tempdir") is not None or not hasattr(socket, "AF_UNIX"):
         return
     for folder in (Path(tempfile.gettempdir()), Path("/tmp")):
         path = temporary_name(folder / "vitreous-workers")
@@ -112,15 +111,14 @@ def _block_signals() -> Iterator[None]:
     This also restores the SIGCHLD handler: torch's handler raises an error wherever the main process is when a worker
     dies, even in the middle of an optimizer step. Waiting for the next batch detects dead workers, too.
     """
-    main = threading.current_thread() is threading.main_thread()
+    main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGCHLD")
     before = signal.getsignal(signal.SIGCHLD) if main else None
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGCHLD, before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    with blocked_signals(STOP_SIGNALS):
+        try:
+            yield
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGCHLD, before)
 
 
 @contextmanager
@@ -141,8 +139,8 @@ def _raise_if_worker_dies(workers: "Iterable[BaseProcess]") -> Iterator[None]:
             before(number, frame)
         check()
 
-    before = signal.getsignal(signal.SIGCHLD)
-    if before is None:  # a handler that was not installed from Python cannot be restored
+    before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None  # Windows has no such signal
+    if before is None:  # a handler that was not installed from Python cannot be restored; torch checks every 5 seconds
         check()
         yield
         return

@@ -1,6 +1,5 @@
 """The run directory: all files of a training run, and the lock that allows one process to write to them."""
 
-import fcntl
 import json
 import os
 import re
@@ -17,8 +16,10 @@ from vitreous.training.config import RENAMED_FIELDS
 from vitreous.utils.atomic import atomic_file, check_output, replace_folder
 from vitreous.utils.console import printable
 from vitreous.utils.environment import program
+from vitreous.utils.file_locks import is_file_locked
 from vitreous.utils.json_files import dump_json, read_json
-from vitreous.utils.regular_files import read_regular
+from vitreous.utils.regular_files import open_regular, read_regular
+from vitreous.utils.system_calls import lock_file
 from vitreous.utils.temporary_files import remove_leftovers, temporary_name
 
 DESCRIPTION_FIELDS = {"config": dict, "data": str, "choices": list, "command": str, "environment": dict}
@@ -29,6 +30,7 @@ RUN_FILES = re.compile(
     r"|image_digests\.safetensors|bad_(images|batch)\.txt|profile\.json|\.lock|wandb|tensorboard"
     r"|\..*\.tmp|\.DS_Store|Thumbs\.db"
 )
+_locked_here: set[Path] = set()  # run directories that this process has locked
 
 
 class RunDirectory:
@@ -109,16 +111,22 @@ class RunDirectory:
 
     def _set_aside(self) -> None:
         """Rename the earlier run to `replaced`. If it was itself an incomplete replacement, remove it instead."""
-        with self.locked():
-            if self.description().get("replaces") and RunDirectory(self.replaced).path.is_dir():
-                shutil.rmtree(self.path)
-            elif os.path.lexists(self.replaced):
-                raise VitreousError(
-                    f"{self.replaced} exists already: {self.path} would be kept under that name until the new run is"
-                    " complete; remove it, or give another --out"
-                )
-            else:
-                self.path.rename(self.replaced)
+        try:
+            with self.locked():
+                self._move_away()
+        except PermissionError:  # Windows does not rename a folder that contains an open file: here the lock
+            self._move_away()
+
+    def _move_away(self) -> None:
+        if self.description().get("replaces") and RunDirectory(self.replaced).path.is_dir():
+            shutil.rmtree(self.path)
+        elif os.path.lexists(self.replaced):
+            raise VitreousError(
+                f"{self.replaced} exists already: {self.path} would be kept under that name until the new run is"
+                " complete; remove it, or give another --out"
+            )
+        else:
+            self.path.rename(self.replaced)
 
     def _restore_replaced(self) -> None:
         if self.overwrite and self.replaced.is_dir() and not self.path.exists():
@@ -163,18 +171,32 @@ class RunDirectory:
             return
         try:
             self._check_files()
-            lock = (self.path / ".lock").open("w")
+            lock = (self.path / ".lock").open("wb")
         except OSError as error:
             raise VitreousError(f"{self.path}: this run directory is not writable ({error.strerror})") from error
         with lock as file:
             try:
-                # This kind of lock is not inherited: decoding workers that outlive the process do not keep it.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(file)
             except OSError:
                 raise VitreousError(f"{self.path} is in use: another process is training there") from None
             for partial in self.path.glob(".*.tmp"):  # files that a killed process was writing
                 partial.unlink(missing_ok=True)
-            yield
+            place = self.path.resolve()
+            _locked_here.add(place)
+            try:
+                yield
+            finally:
+                _locked_here.discard(place)
+
+    def is_locked(self) -> bool:
+        """Whether a process is training in the directory. The lock itself is not touched."""
+        if self.path.resolve() in _locked_here:  # closing the file would release the lock of this process
+            return True
+        try:
+            with open_regular(self.path / ".lock") as file:
+                return is_file_locked(file)
+        except (OSError, VitreousError):
+            return False
 
     def _check_files(self) -> None:
         """Accept regular files and folders only: a link would write elsewhere, and opening a pipe would block."""
@@ -216,7 +238,7 @@ class RunDirectory:
 
         kept = [line for line in self.records() if is_valid(line)]
         with atomic_file(self.metrics) as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
 
     def add_unreadable(self, lines: Sequence[str]) -> None:
         """Append the lines to `bad_images.txt` that it does not contain yet."""

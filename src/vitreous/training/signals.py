@@ -5,6 +5,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from vitreous.utils.system_calls import STOP_SIGNALS
+
 
 class Stopped(KeyboardInterrupt):
     """A run was stopped by a signal and can be resumed. `code`: the exit status of the command."""
@@ -22,10 +24,10 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         self.before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in STOP_SIGNALS:
                 handler = signal.getsignal(number)
-                if number == signal.SIGHUP and handler == signal.SIG_IGN:
-                    continue  # the command runs under nohup
+                if handler == signal.SIG_IGN and number not in (signal.SIGINT, signal.SIGTERM):
+                    continue  # SIGHUP, if the command runs under nohup
                 if handler is not None:  # None: not installed by Python, which could not restore it
                     self.before[number] = signal.signal(number, self._store)
         return self

@@ -21,6 +21,7 @@ from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.json_files import dump_json, read_json
 from vitreous.utils.regular_files import open_regular, read_text
+from vitreous.utils.system_calls import sync_to_disk
 from vitreous.weights.containers import write_tensors
 from vitreous.weights.safetensors_file import SafetensorsFile
 
@@ -60,10 +61,10 @@ def save_state(
         with atomic_file(new / SUMS) as temporary:
             dump_json(temporary, sums)
         for file in new.iterdir():
-            _flush(file)
-        _flush(new)
+            sync_to_disk(file)
+        sync_to_disk(new)
         new.rename(target)
-        _flush(folder)
+        sync_to_disk(folder)
     except (OSError, VitreousError) as error:
         shutil.rmtree(new, ignore_errors=True)
         raise VitreousError(
@@ -226,14 +227,6 @@ def _remove_partial_states(folder: Path) -> None:
     """Remove what a killed process was writing."""
     for partial in folder.glob(".*step-*.tmp"):
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _reason(error: BaseException) -> str:

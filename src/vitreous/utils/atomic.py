@@ -6,8 +6,6 @@ folder stays until the new one is complete.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import shutil
 import stat
@@ -16,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitreous.errors import VitreousError, summarize_names
+from vitreous.utils.system_calls import exchange_paths, sync_to_disk
 from vitreous.utils.temporary_files import remove_leftovers, temporary_name
 
-RENAME_EXCHANGE, AT_FDCWD = 2, -100  # constants of renameat2 on Linux
 Names = Callable[[Path], Collection[str]]  # returns the names of files that a folder may hold if it is to be replaced
 
 
@@ -72,14 +70,13 @@ def atomic_file(path: Path, overwrite: bool = True) -> Iterator[Path]:
     temporary = _new_temporary(path)
     try:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync_to_disk(temporary)
         if mode is not None:  # keep the permissions of the old file
             temporary.chmod(stat.S_IMODE(mode))
         if not overwrite:
             check_output(requested, overwrite)
         temporary.replace(path)
-        _sync(path.parent)
+        sync_to_disk(path.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
@@ -87,16 +84,6 @@ def atomic_file(path: Path, overwrite: bool = True) -> Iterator[Path]:
             kept = "; the existing file is unchanged" if path.exists() else ""
             raise VitreousError(f"{requested} cannot be written ({failure}){kept}") from error
         raise
-
-
-def _sync(folder: Path) -> None:
-    """Flush a folder to disk, so that new names survive a power failure. Some file systems do not support it."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _system_message(error: BaseException) -> str | None:
@@ -151,15 +138,15 @@ def replace_folder(new: Path, folder: Path) -> None:
         shutil.copymode(folder, new)
         swap_paths(new, folder)
         shutil.rmtree(new, ignore_errors=True)
-    _sync(folder.parent)
+    sync_to_disk(folder.parent)
 
 
 def swap_paths(one: Path, other: Path) -> None:
     """Exchange the names of two files or folders."""
     try:
-        _swap_atomically(one, other)
+        exchange_paths(one, other)
         return
-    except (OSError, AttributeError):  # not supported by the file system, the kernel or the C library
+    except OSError:  # not supported by the file system or the system
         pass
     backup = temporary_name(other, "old")
     other.rename(backup)
@@ -169,9 +156,3 @@ def swap_paths(one: Path, other: Path) -> None:
         backup.rename(other)
         raise
     backup.rename(one)
-
-
-def _swap_atomically(one: Path, other: Path) -> None:
-    rename = ctypes.CDLL(None, use_errno=True).renameat2
-    if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno() or errno.EINVAL))

@@ -1,12 +1,12 @@
 """Choice of device and precision, and peak memory."""
 
-import resource
 import subprocess
 import sys
 
 import torch
 
 from vitreous.errors import VitreousError
+from vitreous.utils.system_calls import peak_process_memory
 
 FP8_NOTE = "fp8: logits differ from fp32 by 4 to 7% (bf16: 1%); for a DeiT-Ti, 1 prediction in 70 changes"
 
@@ -47,4 +47,4 @@ def peak_memory(device: torch.device) -> int:
     """Return the highest number of bytes allocated so far: tensors on a GPU, the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak_process_memory()

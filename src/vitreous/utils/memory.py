@@ -1,23 +1,18 @@
 """Free memory of a device, and errors before an allocation that exceeds it."""
 
-import os
 from pathlib import Path
 
 import torch
 
 from vitreous.errors import VitreousError
+from vitreous.utils.system_calls import free_system_memory
 
 
 def free_memory(device: torch.device) -> int:
     """Return the number of bytes that can be allocated."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return min(free, _container_limit())
+    return min(free_system_memory(), _container_limit())
 
 
 def require_memory(needed: int, what: str, device: torch.device | str = "cpu") -> None:
@@ -46,8 +41,8 @@ def _container_limit() -> int:
     """Return the bytes that a container can still allocate. Cached files do not count: the system can drop them."""
     try:
         folder = Path("/sys/fs/cgroup")
-        limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
-        lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        limit, used = (int((folder / f"memory.{name}").read_text("ascii")) for name in ("max", "current"))
+        lines = (line.split() for line in (folder / "memory.stat").read_text("ascii").splitlines())
         cached = sum(int(count) for name, count in lines if name in ("active_file", "inactive_file"))
         return limit - max(0, used - cached)
     except (OSError, ValueError):

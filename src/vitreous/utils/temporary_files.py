@@ -9,6 +9,8 @@ from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
+from vitreous.utils.system_calls import is_process_alive
+
 CLOCK_ERROR = 0.05  # seconds: start times are counted in hundredths, file times in ticks of the system clock
 MAX_NAME = 200  # characters of the original name that are kept: a file name may have 255 bytes
 
@@ -54,7 +56,7 @@ def _in_use(path: Path, pid: int) -> bool:
     In a container, a program often has the same process id at each start. Therefore a process does not count if it
     started after the last change of the file.
     """
-    if not _is_alive(pid):
+    if not is_process_alive(pid):
         return False
     started = _start_time(pid)
     return started is None or path.lstat().st_mtime >= started
@@ -63,7 +65,7 @@ def _in_use(path: Path, pid: int) -> bool:
 def _start_time(pid: int) -> float | None:
     """Return the start time of a process in seconds since 1970; None if unknown, as on systems other than Linux."""
     try:
-        values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        values = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(values[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return None
@@ -75,13 +77,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # OverflowError: the number is too large for a process id
-        return False
-    except OSError:  # a process of another user
-        return True
-    return True

@@ -55,7 +55,10 @@ def _read_stdin() -> bytes:
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():
         raise VitreousError("standard input is not connected: pipe data into it, or give names of files")
-    content = stream.buffer.read(MAX_BYTES + 1)
+    try:
+        content = stream.buffer.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise VitreousError(f"standard input cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if len(content) > MAX_BYTES:
         raise VitreousError(f"standard input: more than {MAX_BYTES:,} bytes")
     return content

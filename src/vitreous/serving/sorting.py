@@ -39,7 +39,7 @@ class ImageSorter:
 
     def __init__(self, folder: Path, names: Sequence[str]):
         self.folder, self.folders = folder, class_folders(names)
-        self.used: dict[str, set[str]] = {}  # lower-case file names in each folder
+        self.used: dict[str, dict[str, int]] = {}  # by folder: lower-case file names, and how often each was requested
         self.counts: dict[str, int] = {}  # copied images in each folder
 
     def add(self, found: Prediction, content: Path | bytes | None = None) -> None:
@@ -59,13 +59,14 @@ class ImageSorter:
 
     def _unused(self, folder: str, name: str) -> str:
         """Return the name, or `name (2)`, `name (3)`... if an image of that name was copied to the folder before."""
-        used = self.used.setdefault(folder, set())
+        used = self.used.setdefault(folder, {})
         stem, suffix = Path(name).stem, Path(name).suffix
-        candidate, number = name, 1
+        candidate, number = name, used.get(name.casefold(), 0)
         while candidate.casefold() in used:
             number += 1
             candidate = f"{stem} ({number}){suffix}"
-        used.add(candidate.casefold())
+        used[name.casefold()] = max(number, 1)
+        used.setdefault(candidate.casefold(), 1)
         return candidate
 
 

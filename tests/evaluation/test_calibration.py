@@ -339,3 +339,26 @@ def test_calibrate_refuses(calibrated: tuple[Path, Any], tmp_path: Path) -> None
     with pytest.raises(VitreousError, match="6 readable images; a calibration needs at least 10"):
         vitreous.calibrate(model, few, out)
     assert not out.exists()
+
+
+def test_calibrate_several_labels(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = calibrated
+    model = vitreous.load(folder / "m.safetensors")
+    model.multi_label = True
+    vitreous.save(model, tmp_path / "several.safetensors")
+    paths = sorted((folder / "photos").rglob("*.png"))
+    labels = {"dark": "dark", "grey": "grey", "light": "grey|light"}
+    rows = "".join(f"{path},{labels[path.parent.name]}\n" for path in paths)
+    (folder / "several.csv").write_text(f"image,labels\n{rows}")
+    out, arguments = tmp_path / "c.safetensors", (tmp_path / "several.safetensors", folder / "several.csv")
+    report = vitreous.calibrate(*arguments, out, split="all", precision=0.7)
+    assert report.accuracy is None
+    assert report.after.loss < report.before.loss
+    found = vitreous.load(out)
+    assert found.multi_label
+    predictions = list(predict(found, paths))
+    accepted = sum(len(one.predicted) for one in predictions)
+    assert accepted == sum(group.accepted for group in report.groups)
+    assert any(len(one.predicted) == 2 for one in predictions)
+    with pytest.raises(VitreousError, match="trained for one class per image"):
+        vitreous.calibrate(folder / "m.safetensors", folder / "several.csv", tmp_path / "x.safetensors", split="all")

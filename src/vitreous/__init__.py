@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitreous.training.finetune import finetune
     from vitreous.training.outcome import Outcome
     from vitreous.training.recipes import recipe
+    from vitreous.training.run_table import RunRow, runs
     from vitreous.training.train import resume, train
     from vitreous.weights.load import load
     from vitreous.weights.load_report import LoadReport
@@ -55,6 +56,8 @@ _HOMES = {
     "train": "vitreous.training.train",
     "resume": "vitreous.training.train",
     "Outcome": "vitreous.training.outcome",
+    "RunRow": "vitreous.training.run_table",
+    "runs": "vitreous.training.run_table",
     "LoadReport": "vitreous.weights.load_report",
     "load": "vitreous.weights.load",
     "convert": "vitreous.weights.save",
@@ -70,6 +73,7 @@ __all__ = [
     "Outcome",
     "Preprocessing",
     "ResNetConfig",
+    "RunRow",
     "TrainConfig",
     "ViTConfig",
     "VisionTransformer",
@@ -87,6 +91,7 @@ __all__ = [
     "open_data",
     "recipe",
     "resume",
+    "runs",
     "save",
     "train",
 ]

@@ -15,7 +15,7 @@ from vitreous.errors import VitreousError, VitreousWarning, refuse_url
 from vitreous.utils.console import STDOUT, OutputClosed, escaped_output, print_line, print_message, standard_streams
 
 # Commands with the flag --json.
-JSON_COMMANDS = ("bench", "calibrate", "compare", "data", "evaluate", "info", "models", "predict", "recipes")
+JSON_COMMANDS = ("bench", "calibrate", "compare", "data", "evaluate", "info", "models", "predict", "recipes", "runs")
 # Commands that write files continue when stdout is closed (`vitreous train ... | head -1`). For the first three a lost
 # output is not an error.
 FILE_COMMANDS = ("train", "finetune", "features")
@@ -138,6 +138,7 @@ def _commands(arguments: list[str]) -> dict[str, Callable[..., None]]:
     from vitreous.cli.models import models_command
     from vitreous.cli.predict import predict_command
     from vitreous.cli.recipes import recipes_command
+    from vitreous.cli.runs import runs_command
     from vitreous.cli.train import make_train_command
 
     return {
@@ -155,6 +156,7 @@ def _commands(arguments: list[str]) -> dict[str, Callable[..., None]]:
         "convert": convert_command,
         "models": models_command,
         "recipes": recipes_command,
+        "runs": runs_command,
     }
 
 

@@ -49,9 +49,12 @@ class Extension:
 def read_legs(description: dict[str, Any]) -> tuple[Leg, ...]:
     """The legs in config.json or result.json; empty if the length of the run was never changed."""
     try:
-        return tuple(Leg(**values) for values in description.get("legs") or ())
+        legs = tuple(Leg(**values) for values in description.get("legs") or ())
     except TypeError as error:
-        raise VitreousError(f"legs are damaged ({error})") from error
+        raise VitreousError("legs are damaged") from error
+    if not all(type(leg.steps) is type(leg.first_step) is int and isinstance(leg.duration, str) for leg in legs):
+        raise VitreousError("legs are damaged")
+    return legs
 
 
 def leg_number(directory: RunDirectory) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitreous.errors import VitreousError, brief
 from vitreous.training.config import DURATION_FIELDS, TrainConfig
 from vitreous.training.initial_weights import source_name
 from vitreous.training.legs import length_change, read_legs
@@ -14,6 +16,7 @@ from vitreous.training.resume_checks import CHANGEABLE_FIELDS
 # The name of the output, and fields that do not change the weights; `start` is compared by the content of the file.
 IGNORED_FIELDS = frozenset((*CHANGEABLE_FIELDS, "out", "start"))
 MAX_TEXT = 60  # characters of a value
+SCALARS = (str, int, float, bool)
 RANDOM_WEIGHTS = "random weights"
 
 
@@ -66,7 +69,11 @@ def setting_text(value: Any) -> str:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Durations without spaces between number and unit, which may be written in both ways."""
+    """A value of config.json: a scalar or a list of scalars. Durations are written in one way."""
+    if not all(part is None or isinstance(part, SCALARS) for part in (value if isinstance(value, list) else [value])):
+        raise VitreousError(f"config.json: {brief(name)} has a value that is not one of a setting")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if name in DURATION_FIELDS and isinstance(value, str):
         number = value.rstrip("%abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
         unit = value[len(number) :].strip()

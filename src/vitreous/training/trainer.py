@@ -98,6 +98,7 @@ def _restore(loop: TrainingLoop) -> None:
     path, progress, best = legs.find_start_state(directory)
     loop.restore(path, progress, best)
     if loop.world.is_main:
+        (directory.path / "bad_batch.txt").unlink(missing_ok=True)  # of a divergence before this state
         directory.rewind(progress.step, progress.evaluated)
         for text in (*legs.current_change(directory, progress.step), f"resumed from {path.name}"):
             directory.record({"kind": "event", "step": progress.step, "text": text})

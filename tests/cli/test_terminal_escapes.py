@@ -112,6 +112,9 @@ COMMANDS: dict[str, tuple[tuple[object, ...], int]] = {
     "evaluate": (("evaluate", DATA, *MODEL, "--size", 32, 40, "--workers", 0, "--out", f"eval{NAME}"), 1),
     "evaluate a run": (("evaluate", DATA, "--model", RUNS, *CPU, "--workers", 0, "--with", "knn"), 1),
     "evaluate --json": (("evaluate", DATA, *MODEL, "--workers", 0, "--json"), 1),
+    "predict to files": (("predict", DATA, *MODEL, "--csv", f"p{NAME}.csv", "--sort-into", f"sorted{NAME}"), 1),
+    "evaluate --csv": (("evaluate", DATA, *MODEL, "--workers", 0, "--csv", f"e{NAME}.csv"), 1),
+    "calibrate": (("calibrate", OURS, DATA, "--out", f"c{NAME}.safetensors", *CPU, "--precision", 0.1), 1),
     "features": (("features", DATA, f"features{NAME}", *MODEL, "--workers", 0), 1),
     "compare": (
         ("compare", OURS, RUNS, "--data", DATA, "--with", "knn", *CPU, "--workers", 0, "--out", f"compared{NAME}"),

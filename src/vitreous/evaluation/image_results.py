@@ -182,7 +182,7 @@ class ImageResultCollector:
             ranks = ((logits > own_logits) | ((logits == own_logits) & before)).sum(1) + 1
             own = probabilities.gather(1, targets[:, None])[:, 0]
         kept = probabilities if self.keep else probabilities[:, :0]
-        columns = (indices, targets, losses.double(), predicted, probability, own, ranks, kept)
+        columns = (indices, targets, losses, predicted, probability, own, ranks, kept)
         self.batches.append(tuple(column.detach().cpu() for column in columns))
 
     def result(self) -> ImageResults:
@@ -193,5 +193,5 @@ class ImageResultCollector:
         )
         probabilities = kept if self.keep else None
         return ImageResults(
-            indices, targets, losses, predicted, probability, own, ranks, probabilities, self.calibration
+            indices, targets, losses.double(), predicted, probability, own, ranks, probabilities, self.calibration
         )

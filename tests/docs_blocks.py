@@ -117,6 +117,9 @@ class Session:
         if program == "python":
             return command.script(self.root / rest[0], *rest[1:], cwd=self.folder)
         short = () if "--resume" in rest else self.shorten.get(rest[0], ())
+        if "--budget" in rest:  # excludes --duration
+            place = rest.index("--budget")
+            rest, short = [*rest[:place], *rest[place + 2 :], "--budget", "1s"], short[2:]
         if short and rest[0] in ("train", "finetune") and "--out" not in rest:  # the default name changes once a second
             short = (*short, "--out", f"runs/{next(self.numbers)}")
         return command.vitreous(*rest, *short, cwd=self.folder, columns=120)

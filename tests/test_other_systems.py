@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pictures import classes, encoded, write_tar
-from vitreous.utils.system_calls import is_file_locked, is_process_alive, lock_file, read_at
+from vitreous.utils.file_locks import is_file_locked, lock_file
+from vitreous.utils.system_calls import is_process_alive, read_at
 
 SHIM = Path(__file__).parent / "other_system"
 PROGRAM = """
@@ -76,7 +77,7 @@ def test_training_with_the_calls_of_windows(tmp_path: Path) -> None:
 
 def test_locks(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
-    start = f"from vitreous.utils.system_calls import is_file_locked, lock_file; file = open({str(path)!r}, 'rb+'); "
+    start = f"from vitreous.utils.file_locks import is_file_locked, lock_file; file = open({str(path)!r}, 'rb+'); "
 
     def other_process(code: str) -> str:
         done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=False)
@@ -85,9 +86,9 @@ def test_locks(tmp_path: Path) -> None:
     with path.open("wb") as file:
         lock_file(file)
         assert "Resource temporarily unavailable" in other_process("lock_file(file)")
-        assert other_process("print(is_file_locked(file.fileno()))") == "True\n"
-        assert not is_file_locked(file.fileno())  # this process has locked it, no other
-    assert other_process("print(is_file_locked(file.fileno())); lock_file(file)") == "False\n"
+        assert other_process("print(is_file_locked(file))") == "True\n"
+        assert not is_file_locked(file)  # this process has locked it, no other
+    assert other_process("print(is_file_locked(file)); lock_file(file)") == "False\n"
 
 
 def test_reads_at_an_offset_and_living_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,9 @@ def bench(  # noqa: PLR0913 (as many as there are flags)
         raise VitreousError(f"seconds = {seconds:g}: must be more than 0 and at most {MAX_SECONDS:,}")
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    used_device = pick_device(device)
+    used_device = pick_device("cpu" if device == "auto" and not torch.cuda.is_available() else device)
+    if used_device.type == "mps":
+        raise VitreousError("device = 'mps': bench measures cpu and cuda only")
     if mode == "data":
         _refuse_options(mode, model=model, precision=None if precision == "auto" else precision)
         if workers is not None and data is None:

@@ -42,7 +42,7 @@ def inspect_command(
         out: Output folder. Default: inspection; for a run directory, RUN/inspection, which is replaced if it exists.
         overwrite: Replace an earlier inspection in --out, once the new one is complete.
         size: Image size in pixels: one number, or height and width. Default: the size of the model.
-        device: cpu, cuda, cuda:1 ...; auto: a GPU if there is one.
+        device: cpu, cuda, cuda:1 ..., mps (Macs); auto: a GPU if there is one.
         heads: Number of attention heads, if the checkpoint does not contain it. Default: the usual number
             for its width.
         preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it. Default:

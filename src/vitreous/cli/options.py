@@ -99,7 +99,7 @@ class DeviceOptions:
     """Device and precision."""
 
     device: DeviceName = "auto"
-    """cpu, cuda, cuda:1 ...; auto: a GPU if there is one."""
+    """cpu, cuda, cuda:1 ..., mps (Macs); auto: a GPU if there is one."""
     precision: Literal["fp32", "bf16", "fp8"] = "fp32"
     """Precision of matmuls. fp8 needs a GPU that supports it, and computes predictions, not features. Logits differ
     from those of fp32 by about 1% in bf16 and by 4 to 7% in fp8."""

@@ -22,6 +22,7 @@ from vitreous.data.scan import ScanResult, replacement_indices
 from vitreous.data.transforms import EvalTransform, RandomResizedCrop
 from vitreous.errors import VitreousError
 from vitreous.utils import random_keys
+from vitreous.utils.device import float64_device
 
 
 @dataclass(frozen=True)
@@ -165,13 +166,14 @@ class EvalLoader:
         return good.nonzero()[self.rank :: self.ranks, 0]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Batches of pixels (B, C, H, W) in uint8, labels, and image indices."""
+        """Batches of pixels (B, C, H, W) in uint8, labels, and image indices, the latter two on `float64_device`."""
         size = self.transform.preprocessing.size
         assert isinstance(size, tuple)
+        home = float64_device(self.device)
         if (cached := self.scan.cached) is not None:
-            labels = self.source.labels.to(self.device)
-            for indices in self.indices.to(self.device).split(self.batch_size):
-                yield cached.full_images(indices, size), labels[indices], indices
+            labels = self.source.labels.to(home)
+            for indices in self.indices.to(home).split(self.batch_size):
+                yield cached.full_images(indices, size).to(self.device), labels[indices], indices
             return
         if not len(self.indices):
             return
@@ -185,5 +187,5 @@ class EvalLoader:
                 continue
             pixels = chunk.pixels.view(len(chunk.sizes), *size, -1)
             used = torch.from_numpy(chunk.indices)
-            indices, labels = (_to_device(x, self.device) for x in (used, self.source.labels[used]))
+            indices, labels = (_to_device(x, home) for x in (used, self.source.labels[used]))
             yield _to_device(pixels, self.device).permute(0, 3, 1, 2), labels, indices

@@ -48,7 +48,7 @@ def score(
     """
     normalise = loader.transform.preprocessing.normalise
     for pixels, labels, indices in loader:
-        logits = model(normalise(pixels)).float()
+        logits = model(normalise(pixels)).float().to(labels.device)  # the CPU, for a model on MPS
         losses = loss(logits / scores.temperature, labels)
         scores.add(logits, labels, losses)
         if observer is not None:

@@ -15,6 +15,7 @@ from vitreous.data.splits import stratified_split
 from vitreous.errors import VitreousError
 from vitreous.evaluation import knn, probe
 from vitreous.evaluation.fewshot import check_features, check_shots, fewshot
+from vitreous.utils.device import float64_device
 from vitreous.utils.limits import check_count
 
 Method = Literal["fewshot", "knn", "probe"]
@@ -115,7 +116,7 @@ def measure_features(
         "probe": _measure_probe,
     }
     with torch.inference_mode():
-        moved = features if method == "fewshot" else features.to(torch.device(device))
+        moved = features if method == "fewshot" else features.to(float64_device(torch.device(device)))
         return functions[method](moved, settings)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.evaluation.extremes import Example, Extremes
+from vitreous.utils.device import float64_device
 
 __all__ = ["ClassScore", "Example", "Extremes", "Result", "Scores", "average_precision"]
 
@@ -131,7 +132,8 @@ class Scores:
     ) -> None:
         if classes < 1:
             raise VitreousError(f"scores for {classes} classes: there must be at least one")
-        self.classes, self.multi_label, self.device = classes, multi_label, torch.device(device)
+        device = float64_device(torch.device(device))
+        self.classes, self.multi_label, self.device = classes, multi_label, device
         self.sigmoid, self.temperature = sigmoid, temperature
         with torch.inference_mode(False):  # inference tensors could not be updated outside inference mode
             self.loss = torch.zeros((), dtype=torch.float64, device=device)

@@ -64,6 +64,9 @@ def accelerate(model: nn.Module, precision: Precision = "fp32") -> Accelerated:
         return _accelerate_on_gpu(model, precision, device)
     if precision == "fp8":
         raise VitreousError(f"precision = 'fp8': needs a GPU, and the model is on {device}; use fp32 or bf16")
+    if device.type != "cpu":
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        return Accelerated(_plain_copy(model, dtype), precision, f"plain; no fast path for {device.type}")
     return _accelerate_on_cpu(model, precision)
 
 

@@ -73,8 +73,8 @@ def attention_distance(model: Model, images: Tensor | Iterable[Tensor]) -> Dista
             rows = weights[:, :, prefix:]  # patches as queries
             patches = rows[..., prefix:]
             mean = (patches * between).sum(-1) / patches.sum(-1).clamp(min=1e-30)
-            distance[layer] += mean.mean(-1).double().sum(0).cpu()
-            entropy[layer] += -torch.special.xlogy(rows, rows).sum(-1).mean(-1).double().sum(0).cpu() / math.log(2)
+            distance[layer] += mean.mean(-1).cpu().double().sum(0)
+            entropy[layer] += -torch.special.xlogy(rows, rows).sum(-1).mean(-1).cpu().double().sum(0) / math.log(2)
 
         visit_attention(model, batch, range(depth), visit)
         count += len(batch)

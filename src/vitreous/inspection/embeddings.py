@@ -27,6 +27,7 @@ from vitreous.inspection.internals import (
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid
 from vitreous.models.embed import position_biases
+from vitreous.utils.device import float64_device
 from vitreous.utils.memory import free_memory
 from vitreous.utils.sizes import pair
 
@@ -58,7 +59,7 @@ def embedding_filters(model: Model, count: int = FILTERS) -> Filters:
         weight, of = model.get_parameter("patch_embed.proj.weight"), "the patch embedding"
     else:
         weight, of = backbone.stem.conv.weight, "the first convolution"
-    rows = weight.detach().double().flatten(1)
+    rows = weight.detach().to(float64_device(weight.device)).double().flatten(1)
     rows = rows - rows.mean(0)
     _, strength, components = torch.linalg.svd(rows, full_matrices=False)
     power = strength.square()

@@ -29,6 +29,7 @@ from vitreous.inspection.internals import (
 from vitreous.models.base import Model
 from vitreous.models.resnet import BiT
 from vitreous.models.standard import vitreous_model
+from vitreous.utils.device import float64_device
 from vitreous.weights.model_info import labels_of
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def token_pca(model: Model, images: Tensor, layer: int = -1) -> Components:
     The range from the 2nd to the 98th percentile is scaled to 0..1.
     """
     tokens = patch_tokens(model, images, layer, "token_pca")
-    rows = tokens.flatten(0, 2).double()
+    rows = tokens.flatten(0, 2).to(float64_device(tokens.device)).double()
     rows = rows - rows.mean(0)
     u, strength, _ = torch.linalg.svd(rows, full_matrices=False)
     power = strength.square()

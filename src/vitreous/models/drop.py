@@ -30,7 +30,7 @@ class Drop(nn.Module):
             x = F.dropout(x, self.dropout) if self.keys is None else self._keyed_dropout(x, self.keys)
         if self.training and self.branch_scale is not None:  # `depth` is not read: all blocks share one compiled graph
             check_keys(self.branch_scale, x)
-            x = x * self.branch_scale.to(x.dtype)
+            x = x * self.branch_scale.to(x.device, x.dtype)
         elif self.training and self.depth:
             draw = torch.rand(x.shape[0], 1, 1, device=x.device)
             x = x * ((draw >= self.depth) / (1 - self.depth)).to(x.dtype)
@@ -38,9 +38,9 @@ class Drop(nn.Module):
 
     def _keyed_dropout(self, x: Tensor, keys: Tensor) -> Tensor:
         check_keys(keys, x)
-        elements = torch.arange(x[0].numel(), device=x.device)
+        elements = torch.arange(x[0].numel(), device=keys.device)  # for a model on MPS, keys are on the CPU
         keep = random_keys.uniform_at(keys[:, None], "dropout", elements) >= self.dropout
-        return x * (keep.view_as(x) / (1 - self.dropout)).to(x.dtype)
+        return x * (keep.view_as(x) / (1 - self.dropout)).to(x.device, x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.dropout}" if self.depth is None else f"{self.dropout}, depth={self.depth}"

@@ -157,7 +157,7 @@ class _Classifier:
         logits = (self.run or self.model)(self.preprocessing.normalise(batch).to(parameter.dtype))
         if logits.ndim != 2:
             raise VitreousError("the model returns logits for every token, not for the image (pool='none')")
-        probabilities = self.model.probabilities(logits).double().cpu()
+        probabilities = self.model.probabilities(logits).cpu().double()
         best = probabilities.topk(min(self.top, logits.shape[-1]))
         columns = (best.indices.tolist(), best.values.tolist(), self._predicted(probabilities))
         return [

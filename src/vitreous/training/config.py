@@ -170,7 +170,7 @@ class Run:
     seed: int = 0
     """Random seed of the initial weights, the order of the images and the augmentation."""
     device: str = "auto"
-    """cpu, cuda, cuda:1 ...; auto: a GPU if there is one."""
+    """cpu, cuda, cuda:1 ..., mps (Macs); auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of matmuls; auto: bf16 on a GPU, fp32 on a CPU."""
     compile: Literal["auto", "yes", "no"] = "auto"

@@ -235,7 +235,7 @@ class Engine:
 
     def _forward_backward(self, rows: Tensor, labels: Tensor, keys: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and the number of correct predictions; the gradients are in the parameters."""
-        images, targets = self.prepare(rows, labels, keys, self.size)
+        images, targets = (tensor.to(self.device) for tensor in self.prepare(rows, labels, keys, self.size))
         with keyed_drops(self.model, keys):
             logits, losses = self._logits_and_losses(images, targets, batch_size)
         if targets.dtype == torch.bool:  # several labels: a prediction is not simply right or wrong

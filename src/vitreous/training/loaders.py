@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from vitreous.errors import VitreousError, brief, format_count
 from vitreous.preprocessing import default_preprocessing
 from vitreous.training.distributed import World
 from vitreous.training.plan import Plan
+from vitreous.utils.device import float64_device
 from vitreous.utils.memory import free_memory
 from vitreous.utils.progress import ProgressReporter
 
@@ -70,7 +72,7 @@ def build_loaders(data: DataSet, plan: Plan, world: World, reporter: ProgressRep
     sampler = TrainingSampler(
         len(data.train), plan.config.run.seed, data.train.labels if plan.config.reading.balanced else None
     )
-    common = {"device": plan.device, "rank": world.rank, "ranks": world.size, "workers": workers}
+    common: dict[str, Any] = {"rank": world.rank, "ranks": world.size, "workers": workers}
     train = TrainLoader(
         data.train,
         sampler,
@@ -78,10 +80,11 @@ def build_loaders(data: DataSet, plan: Plan, world: World, reporter: ProgressRep
         RandomResizedCrop(size, channels, options),
         plan.batch_size,
         plan.config.run.seed,
-        **common,  # type: ignore[arg-type]
+        device=float64_device(plan.device),
+        **common,
     )
     loaders = {
-        name: EvalLoader(source, scans[name], transform, min(plan.micro_batch, 512), **common)  # type: ignore[arg-type]
+        name: EvalLoader(source, scans[name], transform, min(plan.micro_batch, 512), device=plan.device, **common)
         for name, source in data.splits.items()
         if name != "train"
     }
@@ -117,9 +120,10 @@ def _scan_split(
         else:
             needs_no_resize = height <= CACHE_SCALE * plan.size[0] and width <= CACHE_SCALE * plan.size[1]
         if needs_no_resize:
-            cached = CachedImages.from_array(array, channels, plan.device)
+            cached = CachedImages.from_array(array, channels, float64_device(plan.device))
             return ScanResult({}, cached, image_digests(source, advance))
-    return scan_images(source, transform if cache else DecodeCheck(), channels, workers, plan.device, advance)
+    device = float64_device(plan.device)
+    return scan_images(source, transform if cache else DecodeCheck(), channels, workers, device, advance)
 
 
 def _should_cache(source: Source, transform: ImageTransform, plan: Plan) -> bool:
@@ -128,7 +132,7 @@ def _should_cache(source: Source, transform: ImageTransform, plan: Plan) -> bool
         return requested == "always"
     pixels = plan.size[0] * plan.size[1] * plan.model.channels
     image_bytes = pixels if isinstance(transform, EvalTransform) else pixels * CACHE_SCALE**2 * MEAN_ASPECT
-    return len(source) * image_bytes < CACHE_FRACTION * free_memory(plan.device)
+    return len(source) * image_bytes < CACHE_FRACTION * free_memory(float64_device(plan.device))
 
 
 def _check_unreadable(

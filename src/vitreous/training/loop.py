@@ -80,6 +80,8 @@ class TrainingLoop:
         random = {"cpu": torch.get_rng_state()}
         if engine.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(engine.device)
+        if engine.device.type == "mps":
+            random["mps"] = torch.mps.get_rng_state()
         tree: state.Tree = {"model": engine.model.state_dict(), "optimiser": moments, "random": random}
         return tree if engine.ema is None else {**tree, "ema": engine.ema.state_dict()}
 
@@ -90,6 +92,8 @@ class TrainingLoop:
         torch.set_rng_state(tree["random"]["cpu"])
         if "cuda" in tree["random"]:
             torch.cuda.set_rng_state(tree["random"]["cuda"], self.engine.device)
+        if "mps" in tree["random"]:
+            torch.mps.set_rng_state(tree["random"]["mps"])
         self.progress = progress
         self.engine.micro_batch = self.progress.micro_batch
         if self.world.is_main:

@@ -55,7 +55,8 @@ def use_same_device(device: torch.device, description: dict[str, Any]) -> None:
     """Check the type of the device. On a CPU, also set the number of threads, which affects rounding."""
     if device.type == "cpu" and isinstance(threads := description.get("threads"), int):
         set_threads(threads)
-    started_on = "cuda" if "gpu" in description.get("environment", {}) else "cpu"
+    environment = description.get("environment", {})
+    started_on = "mps" if "mps" in environment else "cuda" if "gpu" in environment else "cpu"
     if device.type != started_on:
         raise VitreousError(
             f"device: the run was started on {started_on} and can be resumed exactly only there, not on {device}"

@@ -16,10 +16,9 @@ from vitreous.training.config import RENAMED_FIELDS
 from vitreous.utils.atomic import atomic_file, check_output, replace_folder
 from vitreous.utils.console import printable
 from vitreous.utils.environment import program
-from vitreous.utils.file_locks import is_file_locked
+from vitreous.utils.file_locks import is_file_locked, lock_file
 from vitreous.utils.json_files import dump_json, read_json
 from vitreous.utils.regular_files import open_regular, read_regular
-from vitreous.utils.system_calls import lock_file
 from vitreous.utils.temporary_files import remove_leftovers, temporary_name
 
 DESCRIPTION_FIELDS = {"config": dict, "data": str, "choices": list, "command": str, "environment": dict}

@@ -23,6 +23,7 @@ from vitreous.training.outcome import Outcome
 from vitreous.training.plan import Plan
 from vitreous.training.run_directory import RunDirectory
 from vitreous.training.signals import Stopped
+from vitreous.utils.device import float64_device
 from vitreous.utils.environment import program
 from vitreous.utils.torch_settings import seed
 from vitreous.weights.tensor_map import State
@@ -58,9 +59,9 @@ def build_engine(data: DataSet, plan: Plan, loaders: RunLoaders, weights: State 
 
 
 def _mean_and_std(plan: Plan) -> list[Tensor]:
-    """Mean and standard deviation of the preprocessing, (channels, 1, 1) on the device."""
+    """Mean and standard deviation of the preprocessing, (channels, 1, 1) on the device that prepares batches."""
     values = (plan.preprocessing.mean, plan.preprocessing.std)
-    return [torch.tensor(numbers, device=plan.device).view(-1, 1, 1) for numbers in values]
+    return [torch.tensor(numbers, device=float64_device(plan.device)).view(-1, 1, 1) for numbers in values]
 
 
 def train_to_end(data: DataSet, loop: TrainingLoop, resumed: bool) -> Outcome:

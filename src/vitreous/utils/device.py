@@ -12,17 +12,18 @@ FP8_NOTE = "fp8: logits differ from fp32 by 4 to 7% (bf16: 1%); for a DeiT-Ti, 1
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of this name; "auto": the GPU if there is one, otherwise the CPU."""
+    """Return the device of this name; "auto": the GPU if there is one (CUDA, or MPS on a Mac), otherwise the CPU."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         known = "cpu" + "".join(f", cuda:{i}" for i in range(torch.cuda.device_count()))
+        known += ", mps" if torch.backends.mps.is_available() else ""
         raise VitreousError(f"device = {name!r} cannot be used here; available: {known}") from error
-    if device.type not in ("cpu", "cuda"):
-        raise VitreousError(f"device = {name!r} is not supported: expected cpu or cuda")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise VitreousError(f"device = {name!r} is not supported: expected cpu, cuda or mps")
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else device
 
 
@@ -32,9 +33,16 @@ def pick_precision(name: str, device: torch.device) -> tuple[str, str | None]:
         return ("bf16" if device.type == "cuda" else "fp32"), None
     if name == "bf16" and device.type == "cpu" and not _bf16_works():
         return "fp32", "bf16 matmuls crash on this CPU (tested in a child process): fp32 is used"
+    if name == "bf16" and device.type == "mps":
+        return "fp32", "bf16 is not used on mps: fp32 is used"
     if name == "fp8" and device.type == "cuda":
         return name, FP8_NOTE
     return name, None
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Return the device that prepares batches and counts results: the CPU for MPS, which has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def _bf16_works() -> bool:
@@ -44,7 +52,10 @@ def _bf16_works() -> bool:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the highest number of bytes allocated so far: tensors on a GPU, the whole process on a CPU."""
+    """Return the highest number of bytes allocated so far: tensors on a GPU, the whole process on a CPU. MPS does not
+    record the maximum: the present number."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
     return peak_process_memory()

@@ -23,6 +23,8 @@ def environment(device: torch.device) -> dict[str, str]:
     }
     if device.type == "cuda":
         versions |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+    if device.type == "mps":
+        versions |= {"gpu": "Apple GPU", "mps": platform.mac_ver()[0]}
     return versions
 
 

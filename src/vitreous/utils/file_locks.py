@@ -1,13 +1,29 @@
-"""Find out whether another process has locked a file, without taking the lock."""
+"""Lock a file for one process, and find out whether another process has locked it."""
 
 import os
 import struct
 import sys
-from typing import IO
+from typing import IO, Any
+
+
+def lock_file(file: IO[Any]) -> None:
+    """Lock an open file for this process until it is closed. Raise an OSError if another process has locked it.
+
+    Child processes do not inherit the lock, so workers that outlive the process do not keep it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        import msvcrt
+
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_file_locked(file: IO[bytes]) -> bool:
-    """Whether another process has locked this open file with `fcntl.lockf`, or on Windows with `msvcrt.locking`.
+    """Whether another process has locked this open file with `lock_file`. The lock is not taken.
 
     On Linux and macOS closing the file releases all locks of this process on it: do not call it for your own lock.
     """

@@ -12,6 +12,8 @@ def free_memory(device: torch.device) -> int:
     """Return the number of bytes that can be allocated."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     return min(free_system_memory(), _container_limit())
 
 

@@ -7,13 +7,11 @@ import ctypes
 import errno
 import os
 import signal
-import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any
 
 STOP_SIGNALS: tuple[int, ...] = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
@@ -42,48 +40,6 @@ def blocked_signals(numbers: tuple[int, ...]) -> Iterator[None]:
 def unblock_signals(numbers: tuple[int, ...]) -> None:
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-
-
-def lock_file(file: IO[Any]) -> None:
-    """Lock an open file for this process until it is closed. Raise an OSError if another process has locked it.
-
-    Child processes do not inherit the lock, so workers that outlive the process do not keep it.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        import msvcrt
-
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    else:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def is_file_locked(descriptor: int) -> bool:
-    """Whether another process has locked this open file with `lock_file`. The lock itself is not touched."""
-    try:
-        import fcntl
-    except ImportError:
-        return _is_windows_file_locked(descriptor)
-    if sys.platform == "darwin":  # the fields of `struct flock` have another order there
-        layout, request, place = struct.Struct("qqihh"), (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 3
-    else:
-        layout, request, place = struct.Struct("hhqqi4x"), (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
-    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, layout.pack(*request))
-    return bool(layout.unpack(answer)[place] != fcntl.F_UNLCK)
-
-
-def _is_windows_file_locked(descriptor: int) -> bool:
-    import msvcrt
-
-    try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    except OSError:
-        return True
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
-    return False
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:

@@ -65,6 +65,8 @@ def seed(number: int, device: torch.device) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(number)
+    if device.type == "mps":
+        torch.mps.manual_seed(number)
 
 
 def set_threads(count: int) -> None:

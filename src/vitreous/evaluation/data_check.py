@@ -1,6 +1,6 @@
 """A check of a data set: probable label errors, copies, outliers, damaged images, and classes that need more pictures.
 
-`check_images` reads every image once, computes features with a model, and collects all findings in a `DataCheck`.
+`find_data_problems` reads every image once, computes features with a model, and collects all findings in a `DataCheck`.
 Nothing is changed on disk.
 """
 
@@ -19,17 +19,18 @@ from vitreous.data.encoded import FileSource
 from vitreous.errors import VitreousError, format_count
 from vitreous.evaluation.cache import FeatureCache
 from vitreous.evaluation.class_separation import ClassSeparation
-from vitreous.evaluation.data_check_labels import LabelSuspect, check_labels
+from vitreous.evaluation.data_check_labels import LabelSuspect, find_label_problems
 from vitreous.evaluation.evaluated_model import EvaluatedModel
 from vitreous.evaluation.image_signatures import ImageSignatures, read_signatures
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.learning_curve import LearningCurve
-from vitreous.evaluation.near_duplicates import MIN_CONTRAST, contrast, find_near_duplicates, nearest_neighbours
+from vitreous.evaluation.near_duplicates import find_near_duplicates, grey_contrast, nearest_neighbours
 from vitreous.evaluation.out_of_fold import FOLDS
 from vitreous.evaluation.outliers import find_outliers, tiny_limit
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
 
 NEIGHBOURS = 6
+BLANK_CONTRAST = 1.0  # standard deviation of grey values; below it an image is blank
 
 OddKind = Literal["outlier", "tiny", "blank", "unreadable"]
 
@@ -125,7 +126,7 @@ class DataCheck:
         return tuple(image for image in self.odd if image.kind == kind)
 
 
-def check_images(
+def find_data_problems(
     data: DataSet,
     evaluated: EvaluatedModel,
     options: InferenceOptions,
@@ -144,7 +145,7 @@ def check_images(
     with bar("looking for copies", len(readable)) as tick:
         groups, similarity = find_near_duplicates(centred, grey, digests, tick)
     labels = images.labels[readable]
-    checked = check_labels(features, labels, groups, data.classes, bar)
+    checked = find_label_problems(features, labels, groups, data.classes, bar)
     outliers, distances = find_outliers(neighbours)
     median = float(distances.median())
     odd = [
@@ -157,7 +158,7 @@ def check_images(
         suspects=tuple(suspect.renumbered(readable) for suspect in checked.suspects),
         error_rate=checked.rate,
         copies=_copy_groups(images, readable, groups, similarity, digests),
-        odd=(*odd, *_odd_files(images, signatures, contrast(signatures.grey))),
+        odd=(*odd, *_odd_files(images, signatures, grey_contrast(signatures.grey))),
         separation=checked.separation,
         curve=checked.curve,
         accuracy=checked.accuracy,
@@ -222,7 +223,7 @@ def _odd_files(images: CheckedImages, signatures: ImageSignatures, contrasts: Te
     for number in (readable & (shorter < limit)).nonzero()[:, 0].tolist():
         height, width = signatures.sizes[number].tolist()
         yield OddImage("tiny", number, f"{height} x {width} px (height x width); the limit of this data is {limit} px")
-    for number in (readable & (contrasts < MIN_CONTRAST)).nonzero()[:, 0].tolist():
+    for number in (readable & (contrasts < BLANK_CONTRAST)).nonzero()[:, 0].tolist():
         yield OddImage("blank", number, f"almost one colour: grey values vary by {float(contrasts[number]):.1f} of 255")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,8 +13,9 @@ from vitreous.errors import format_count, summarize_names
 from vitreous.evaluation.class_separation import ClassPair, ClassSeparation, separate_classes
 from vitreous.evaluation.fewshot import check_features
 from vitreous.evaluation.label_errors import confident_mistakes, estimate_label_errors
-from vitreous.evaluation.learning_curve import ClassNeed, LearningCurve, curve_fits, measure_learning_curve
-from vitreous.evaluation.out_of_fold import FOLDS, assign_folds, out_of_fold_probabilities, select_head
+from vitreous.evaluation.learning_curve import ClassNeed, LearningCurve, curve_sets, measure_learning_curve
+from vitreous.evaluation.out_of_fold import CANDIDATES, FOLDS, assign_folds, out_of_fold_probabilities, select_head
+from vitreous.evaluation.probe import fit_schedule
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
 
 MIN_PER_CLASS = 5  # different images; labels of smaller classes are not checked
@@ -45,7 +47,7 @@ class CheckedLabels:
     notes: tuple[str, ...] = ()
 
 
-def check_labels(
+def find_label_problems(
     features: Tensor, labels: Tensor, groups: Tensor, classes: Sequence[str], bar: ProgressBar = no_progress_bar
 ) -> CheckedLabels:
     """Check the labels (N,) of features (N, D). `groups` (N,): copies of an image have the same number."""
@@ -74,17 +76,13 @@ def _check_compact(features: Tensor, labels: Tensor, groups: Tensor, bar: Progre
     """Check labels 0 ... K - 1, all of which occur."""
     classes, images = int(labels.max()) + 1, len(labels)
     fold = assign_folds(labels, groups)
-    fits = 1 + 2 * FOLDS + curve_fits(labels, fold)
-    with bar("fitting classifiers", fits * images) as tick:
-        head = select_head(features, labels, fold, classes)
-        tick(images)
-        first = out_of_fold_probabilities(features, labels, fold, head, classes, tick=lambda n: tick(n * images))
+    with bar("fitting classifiers", _work(labels, fold, classes)) as tick:
+        head = select_head(features, labels, fold, classes, tick=tick)
+        first = out_of_fold_probabilities(features, labels, fold, head, classes, tick=tick)
         keep = ~confident_mistakes(first, labels)
         keep |= _lonely(labels, keep, classes)
-        second = out_of_fold_probabilities(
-            features, labels, fold, head, classes, keep=keep, tick=lambda n: tick(n * images)
-        )
-        curve = measure_learning_curve(features, labels, fold, head, first, lambda n: tick(n * images))
+        second = out_of_fold_probabilities(features, labels, fold, head, classes, keep=keep, tick=tick)
+        curve = measure_learning_curve(features, labels, fold, head, first, tick)
     errors = estimate_label_errors(second, labels)
     suspects = tuple(
         LabelSuspect(
@@ -100,6 +98,13 @@ def _check_compact(features: Tensor, labels: Tensor, groups: Tensor, bar: Progre
     accuracy = float((first.argmax(1) == labels).double().mean())
     separation = separate_classes(first, labels)
     return CheckedLabels(suspects, errors.rate, separation, curve, accuracy, images)
+
+
+def _work(labels: Tensor, fold: Tensor, classes: int) -> int:
+    """Return the number of images in all steps of all fits."""
+    sets = len(curve_sets(labels, fold))
+    fits = [(int((fold != 0).sum()), len(CANDIDATES)), *[(len(labels), FOLDS)] * 2, (len(labels), sets * FOLDS)]
+    return sum(math.prod(fit_schedule(images, heads * classes)) for images, heads in fits if heads)
 
 
 def _lonely(labels: Tensor, keep: Tensor, classes: int) -> Tensor:

@@ -8,7 +8,7 @@ more pictures of all classes would do; with few images per class it often cannot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitreous.evaluation.metrics import wilson_interval
-from vitreous.evaluation.out_of_fold import fit_and_predict
+from vitreous.evaluation.out_of_fold import masked_probabilities
 from vitreous.evaluation.probe import ProbeHead
 
 SHARES = (0.125, 0.25, 0.5)  # of the training images; the whole is known from the out-of-fold predictions
@@ -67,9 +67,12 @@ class LearningCurve:
         return tuple(need for need in self.needs if need.verdict == "more")
 
 
-def curve_fits(labels: Tensor, fold: Tensor) -> int:
-    """Return the number of classifiers that `measure_learning_curve` fits."""
-    return sum(1 for _ in _fits(labels, fold))
+def curve_sets(labels: Tensor, fold: Tensor) -> list[float]:
+    """Return the shares of training images to measure, `REPEATS` times the last one. Empty: too few images."""
+    folds = int(fold.max()) + 1
+    per_class = len(labels) / max(1, int((labels.bincount() > 0).sum())) * (folds - 1) / folds
+    shares = [share for share in SHARES if share * per_class >= MIN_TRAINING]
+    return shares + [SHARES[-1]] * (REPEATS - 1) if shares else []
 
 
 def measure_learning_curve(
@@ -78,19 +81,21 @@ def measure_learning_curve(
     fold: Tensor,
     head: ProbeHead,
     full: Tensor,
-    tick: Callable[[int], None] = lambda fits: None,
+    tick: Callable[[int], None] = lambda images: None,
 ) -> LearningCurve:
     """Measure the curve. `full` (N, classes): the out-of-fold probabilities with all training images."""
-    classes = full.shape[1]
-    right = {share: torch.zeros(len(labels)) for share in {share for share, _, _ in _fits(labels, fold)}}
-    for share, number, seed in _fits(labels, fold):
-        test = fold == number
-        fit = _draw(labels, ~test, share, seed)
-        predicted = fit_and_predict(features, labels, fit, test, head, classes).argmax(1)
-        right[share][test] += (predicted == labels[test]).float() / (REPEATS if share == SHARES[-1] else 1)
-        tick(1)
+    classes, folds = full.shape[1], int(fold.max()) + 1
+    sets = curve_sets(labels, fold)
+    right: dict[float, Tensor] = {}
+    if sets:
+        masks = [
+            _draw(labels, fold != number, share, seed) for seed, share in enumerate(sets) for number in range(folds)
+        ]
+        predicted = masked_probabilities(features, labels, fold, torch.stack(masks, 1), head, classes, tick).argmax(2)
+        for share in set(sets):
+            columns = [place for place, one in enumerate(sets) if one == share]
+            right[share] = (predicted[:, columns] == labels[:, None]).float().mean(1)
     right[1.0] = (full.argmax(1) == labels).float()
-    folds = int(fold.max()) + 1
     counts = labels.bincount(minlength=classes)
     points = tuple(_point(share, right[share], labels, counts, (folds - 1) / folds) for share in sorted(right))
     if SHARES[-1] not in right:
@@ -106,17 +111,6 @@ def measure_learning_curve(
 def _z(comparisons: int) -> float:
     """Return the normal quantile of intervals that hold together with 95% confidence (Bonferroni)."""
     return NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / comparisons)
-
-
-def _fits(labels: Tensor, fold: Tensor) -> Iterator[tuple[float, int, int]]:
-    """Yield the share, the fold and the seed of each fit."""
-    folds = int(fold.max()) + 1
-    per_class = len(labels) / max(1, int((labels.bincount() > 0).sum())) * (folds - 1) / folds
-    for share in SHARES:
-        if share * per_class >= MIN_TRAINING:
-            for seed in range(REPEATS if share == SHARES[-1] else 1):
-                for number in range(folds):
-                    yield share, number, seed
 
 
 def _draw(labels: Tensor, allowed: Tensor, share: float, seed: int) -> Tensor:

@@ -27,7 +27,7 @@ MIN_COARSE = 0.8
 MIN_CORRELATION, MIN_DETAIL = 0.94, 0.8  # measured: copies have at least 0.947 and 0.86, photographs of others less
 RANDOM_PAIRS = 2000  # to measure how similar different images of the data are
 UNUSUAL = 8.0  # copies differ at least this many times less than the most similar random pairs
-MIN_CONTRAST = 3.0  # standard deviation of grey values; below it an image is blank and is not compared
+MIN_CONTRAST = 3.0  # standard deviation of grey values; images below it look alike and are not compared
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def nearest_neighbours(rows: Tensor, k: int, tick: Callable[[int], None] = lambd
     return Neighbours(indices, cosines)
 
 
-def contrast(grey: Tensor) -> Tensor:
+def grey_contrast(grey: Tensor) -> Tensor:
     """Return the standard deviation of each image's grey values, (N,)."""
     return torch.cat([part.flatten(1).float().std(1, correction=0) for part in grey.split(4096)])
 
@@ -101,7 +101,7 @@ class _Groups:
 
 def _candidates(neighbours: Neighbours, grey: Tensor, unique: Tensor, tick: Callable[[int], None]) -> Tensor:
     """Return pairs (P, 2) of images to compare, without blank images and without repetitions."""
-    visible = contrast(grey) >= MIN_CONTRAST
+    visible = grey_contrast(grey) >= MIN_CONTRAST
     unique = unique[visible[unique]]
     parts = [_pairs_above(neighbours, torch.arange(len(grey)))]
     if len(unique) > 1:
@@ -148,7 +148,7 @@ def _limits(grey: Tensor) -> tuple[float, float]:
     In some data all images are alike (scanned digits, garments on black). There a pair has to agree much better than
     random pairs do.
     """
-    visible = grey[contrast(grey) >= MIN_CONTRAST]
+    visible = grey[grey_contrast(grey) >= MIN_CONTRAST]
     if len(visible) < 50:  # random pairs would often be copies
         return MIN_CORRELATION, MIN_DETAIL
     generator = torch.Generator().manual_seed(0)

@@ -17,6 +17,7 @@ from vitreous.evaluation.probe import ProbeHead, choose_head, fit_heads
 FOLDS = 5
 RATE = 0.01
 DECAYS = (3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3)  # candidates for the weight decay; noisy labels need a large one
+ROWS = 1024  # predicted at a time
 CANDIDATES = tuple(ProbeHead(RATE, decay) for decay in DECAYS)
 
 
@@ -38,10 +39,17 @@ def assign_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS, seed: int =
     return result
 
 
-def select_head(features: Tensor, labels: Tensor, fold: Tensor, classes: int, seed: int = 0) -> ProbeHead:
+def select_head(
+    features: Tensor,
+    labels: Tensor,
+    fold: Tensor,
+    classes: int,
+    seed: int = 0,
+    tick: Callable[[int], None] = lambda images: None,
+) -> ProbeHead:
     """Return the head with the smallest loss on the first fold after a fit to the others."""
     fit, dev = (fold != 0).nonzero()[:, 0], (fold == 0).nonzero()[:, 0]
-    return choose_head(features, labels, fit, dev, classes, seed, CANDIDATES)
+    return choose_head(features, labels, fit, dev, classes, seed, CANDIDATES, tick)
 
 
 def out_of_fold_probabilities(
@@ -52,24 +60,34 @@ def out_of_fold_probabilities(
     classes: int,
     *,
     keep: Tensor | None = None,
-    tick: Callable[[int], None] = lambda fits: None,
+    tick: Callable[[int], None] = lambda images: None,
 ) -> Tensor:
     """Return probabilities (N, classes) of every image, from a classifier fitted to the images of the other folds.
 
-    `keep` (N,) bool: fit to these images only; all images are predicted. `tick` is called after each fit.
+    `keep` (N,) bool: fit to these images only; all images are predicted.
     """
-    result = torch.empty(len(labels), classes)
-    for number in range(int(fold.max()) + 1):
-        rows = fold != number
-        rows = rows if keep is None else rows & keep
-        result[fold == number] = fit_and_predict(features, labels, rows, fold == number, head, classes)
-        tick(1)
-    return result
+    masks = fold[:, None] != torch.arange(int(fold.max()) + 1)
+    masks = masks if keep is None else masks & keep[:, None]
+    return masked_probabilities(features, labels, fold, masks, head, classes, tick)[:, 0]
 
 
-def fit_and_predict(
-    features: Tensor, labels: Tensor, fit: Tensor, predict: Tensor, head: ProbeHead, classes: int
+def masked_probabilities(
+    features: Tensor,
+    labels: Tensor,
+    fold: Tensor,
+    masks: Tensor,
+    head: ProbeHead,
+    classes: int,
+    tick: Callable[[int], None] = lambda images: None,
 ) -> Tensor:
-    """Return probabilities of the rows `predict` after a fit to the rows `fit`; both are (N,) bool."""
-    probe = fit_heads(features[fit], labels[fit], [head], classes)
-    return probe.logits(features[predict])[:, 0].softmax(1)
+    """Fit a classifier to each column of `masks` (N, sets x folds) bool, all of them at once.
+
+    Return probabilities (N, sets, classes): in each set, an image is predicted by the classifier of its fold.
+    """
+    folds = int(fold.max()) + 1
+    probe = fit_heads(features, labels, [head] * masks.shape[1], classes, masks=masks, tick=tick)
+    parts = []
+    for rows, number in zip(features.split(ROWS), fold.split(ROWS), strict=True):
+        logits = probe.logits(rows).unflatten(1, (-1, folds))  # (rows, sets, folds, classes)
+        parts.append(logits[torch.arange(len(rows)), :, number].softmax(-1))
+    return torch.cat(parts)

@@ -8,7 +8,7 @@ biases); in terms of scikit-learn's C and N images, decay = 1 / (C N).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -62,9 +62,28 @@ class LinearProbe:
         return right / len(labels), loss / len(labels)
 
 
+def fit_schedule(images: int, columns: int) -> tuple[int, int]:
+    """Return the batch size and the number of steps of `fit_heads`. `columns`: heads x classes."""
+    batch = min(BATCH, max(64, images // 4), max(64, MAX_LOGITS // columns))
+    return batch, max(MIN_STEPS, math.ceil(MIN_EPOCHS * images / batch))
+
+
 @torch.no_grad()
-def fit_heads(features: Tensor, labels: Tensor, heads: Sequence[ProbeHead], classes: int, seed: int = 0) -> LinearProbe:
-    """Train all heads on the same batches with Adam, from zero, with a cosine schedule to zero."""
+def fit_heads(
+    features: Tensor,
+    labels: Tensor,
+    heads: Sequence[ProbeHead],
+    classes: int,
+    seed: int = 0,
+    *,
+    masks: Tensor | None = None,
+    tick: Callable[[int], None] = lambda images: None,
+) -> LinearProbe:
+    """Train all heads on the same batches with Adam, from zero, with a cosine schedule to zero.
+
+    `masks` (images, heads) bool: which images each head is fitted to; default: all. The features are standardised with
+    all images in either case. `tick` is called with the number of images of each step.
+    """
     device, (images, width) = features.device, features.shape
     mean, std = features.mean(0), features.std(0, correction=0) + 1e-5
     x = (features - mean) / std
@@ -73,8 +92,7 @@ def fit_heads(features: Tensor, labels: Tensor, heads: Sequence[ProbeHead], clas
     columns = len(heads) * classes
     weights = torch.zeros(width + 1, columns, device=device)  # the last row contains the biases
     first, second = torch.zeros_like(weights), torch.zeros_like(weights)
-    batch = min(BATCH, max(64, images // 4), max(64, MAX_LOGITS // columns))
-    steps = max(MIN_STEPS, math.ceil(MIN_EPOCHS * images / batch))
+    batch, steps = fit_schedule(images, columns)
     gradient = torch.empty_like(weights)
     batches = _batch_indices(images, batch, steps, seed)
     for step in range(steps):
@@ -82,11 +100,16 @@ def fit_heads(features: Tensor, labels: Tensor, heads: Sequence[ProbeHead], clas
         rows, truths = x[chosen], labels[chosen]
         slopes = torch.addmm(weights[-1], rows, weights[:-1]).view(len(rows), len(heads), classes).softmax(2)
         slopes[torch.arange(len(rows), device=device), :, truths] -= 1
-        slopes = slopes.view(len(rows), columns).div_(len(rows))
+        if masks is None:
+            slopes = slopes.div_(len(rows)).view(len(rows), columns)
+        else:
+            used = masks[chosen].to(slopes.dtype)
+            slopes = slopes.mul_((used / used.sum(0).clamp(min=1))[:, :, None]).view(len(rows), columns)
         torch.mm(rows.T, slopes, out=gradient[:-1])
         gradient[:-1].addcmul_(weights[:-1], decays.expand(width, -1))
         torch.sum(slopes, 0, out=gradient[-1])
         _adam(weights, gradient, first, second, rates * (0.5 + 0.5 * math.cos(math.pi * step / steps)), step + 1)
+        tick(batch)
     shape = (len(heads), classes)
     return LinearProbe(mean, std, weights[:-1].unflatten(1, shape).clone(), weights[-1].view(shape).clone())
 
@@ -117,6 +140,7 @@ def choose_head(
     classes: int,
     seed: int = 0,
     heads: Sequence[ProbeHead] = HEADS,
+    tick: Callable[[int], None] = lambda images: None,
 ) -> ProbeHead:
     """Return the head with the smallest loss on the rows `dev` after training on the rows `fit`.
 
@@ -124,6 +148,6 @@ def choose_head(
     """
     if not len(dev):
         raise VitreousError("no development images to select the probe with: there are too few images per class")
-    probes = fit_heads(features[fit], labels[fit], heads, classes, seed)
+    probes = fit_heads(features[fit], labels[fit], heads, classes, seed, tick=tick)
     _, loss = probes.scores(features[dev], labels[dev])
     return heads[int(loss.argmin())]

@@ -11,7 +11,7 @@ import torch
 from vitreous.data.open_data import open_data
 from vitreous.data.options import Reading
 from vitreous.evaluation.cache import FeatureCache, default_cache_folder
-from vitreous.evaluation.data_check import DataCheck, check_images
+from vitreous.evaluation.data_check import DataCheck, find_data_problems
 from vitreous.evaluation.evaluated_model import open_model
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
@@ -67,7 +67,7 @@ def write_data_check(  # noqa: PLR0913 (the arguments of `check_data`, and how p
     evaluated = open_model(model, options.device)
     note(evaluated.notes)
     folder = default_cache_folder() if cache is None else Path(cache)
-    check = check_images(data, evaluated, options, FeatureCache(folder), bar)
+    check = find_data_problems(data, evaluated, options, FeatureCache(folder), bar)
     if out is not None:
         _write(check, source, out, overwrite)
     return check

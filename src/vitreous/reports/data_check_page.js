@@ -196,7 +196,7 @@ function script() {
   const chosen = sorted().filter((one) => one.action !== "keep");
   const able = chosen.filter((one) => one.parts && (one.action === "remove" || usable(one)));
   const rest = chosen.length - able.length;
-  const note = rest ? `# Not in this script: ${rest} marks of images that are not files in class folders. The CSV has them.\n` : "";
+  const note = rest ? `# Not in this script but in the CSV: ${rest} of the marks, of images that are not files in class folders.\n` : "";
   const head = SCRIPT.replace("QUARANTINE", () => quoted(data.quarantine || "quarantine"));
   return `${head}${note}${able.map((one) => `${moveLine(one)}\n`).join("")}printf 'moved %d, not moved %d\\n' "$moved" "$failed"\n[ "$failed" -eq 0 ]\n`;
 }

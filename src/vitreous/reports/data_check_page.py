@@ -67,7 +67,7 @@ def render_data_check_page(check: DataCheck, class_folders: bool) -> str:
             title=f"{clean(name)}: data check",
             kicker="Data check",
             heading=name,
-            header=f'{warnings}<p class="outcome">{text(_outcome(check))}</p>\n{INTRODUCTION}',
+            header=f'{warnings}<p class="outcome">{text(_outcome(check))}</p>\n{_tiles(check)}{INTRODUCTION}',
             sections=sections,
             before_main=TOOLBAR,
             data=_data(check, thumbnails.shown, class_folders),
@@ -77,7 +77,16 @@ def render_data_check_page(check: DataCheck, class_folders: bool) -> str:
 
 def _outcome(check: DataCheck) -> str:
     images = ", ".join(f"{len(source):,} {split}" for split, source in check.images.splits.items())
-    return f"{images} images. Probably wrong labels: {describe_suspects(check)}. Copies: {describe_copies(check)}."
+    return f"{images} images, {format_count(len(check.images.data.classes), 'class')}; features of {check.model}"
+
+
+def _tiles(check: DataCheck) -> str:
+    suspects = "-" if check.error_rate is None else f"{len(check.suspects):,}"
+    counts = [(suspects, "probably wrong labels"), (f"{len(check.copies):,}", "groups of copies")]
+    counts.append((f"{len(check.leaks):,}", "of them across splits"))
+    counts += [(f"{len(check.odd_of(kind)):,}", title.lower()) for kind, title in ODD_TITLES.items()]
+    items = "".join(f'<div class="tile"><b>{value}</b><span>{text(name)}</span></div>' for value, name in counts)
+    return f'<div class="tiles">{items}</div>\n'
 
 
 class _Thumbnails:
@@ -102,7 +111,7 @@ class _Thumbnails:
         file = io.BytesIO()
         image.save(file, "PNG" if plain else "JPEG", **({} if plain else {"quality": 80}))
         css = ' class="tiny"' if plain else ""
-        return f'<img{css} alt="{name}" loading="lazy" src="{image_url(file.getvalue(), "png" if plain else "jpeg")}">'
+        return f'<img{css} alt="{name}" src="{image_url(file.getvalue(), "png" if plain else "jpeg")}">'
 
 
 def _item(thumbnails: _Thumbnails, number: int, lines: Iterable[str], suggested: int | None = None) -> str:

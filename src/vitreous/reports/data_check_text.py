@@ -34,7 +34,7 @@ def describe_suspects(check: DataCheck) -> str:
     of = f"of {check.judged:,} images"
     if not check.suspects:
         return f"none {of}; {estimate}"
-    return f"{len(check.suspects):,} {of}, about {expected:.0f} of them really wrong; {estimate}"
+    return f"{len(check.suspects):,} {of}, an estimated {expected:.0f} of them really wrong; {estimate}"
 
 
 def describe_pair(pair: ClassPair, classes: tuple[str, ...]) -> str:

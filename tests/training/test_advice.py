@@ -131,3 +131,12 @@ def test_new_image_size_replaces_both_numbers() -> None:
     images = data(side=300)
     found = advice_of(plan_of(images), images, command="vitreous train --image-size 96 96 d")
     assert found[1].command == "vitreous train d --size 144"
+
+
+def test_a_budget_that_is_too_short_is_the_first_advice() -> None:
+    images = data()
+    short = plan_of(images, duration=None, budget="1s")
+    found = advice_of(short, images, command="vitreous train d --budget 1s")
+    assert found[0] == Advice("only 0.8 epochs fit into the time budget", "vitreous train d --budget 1h")
+    chosen = plan_of(images, duration="1 step")  # the user's own choice
+    assert not any("--budget" in one.command for one in advice_of(chosen, images))

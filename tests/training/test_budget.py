@@ -44,7 +44,9 @@ def test_epochs_that_fit() -> None:
 
 
 def facts(images: int = 300, side: int = 100, **changes: Any) -> Facts:
-    return Facts(**{"classes": 5, "multi_label": False, "channels": 3, "shape": None} | changes, images=images, side=side)
+    return Facts(
+        **{"classes": 5, "multi_label": False, "channels": 3, "shape": None} | changes, images=images, side=side
+    )
 
 
 def test_start_of_small_data() -> None:
@@ -116,7 +118,9 @@ def arrays() -> DataSet:
 
 
 def fitted_duration(data: DataSet, budget: str, **given: Any) -> tuple[str, str, str]:
-    fitted = fit_to_budget(TrainConfig().with_(budget=budget, device="cpu", **given), data, collect_facts(data), World())
+    fitted = fit_to_budget(
+        TrainConfig().with_(budget=budget, device="cpu", **given), data, collect_facts(data), World()
+    )
     why = next(choice.why for choice in fitted.choices if choice.field == "duration")
     return fitted.config.schedule.duration or "", why, fitted.note
 

@@ -23,6 +23,7 @@ GOOD = 0.97  # accuracy from which on no change is suggested that costs time
 SURE = 0.8  # probability of a wrong class from which on the label is suspicious
 RECENT = 0.2  # part of the run in which the best evaluation means that the model was still improving
 LARGER = 1.5  # ratio of the size of the images to the input size from which on a higher resolution may help
+FEW_EPOCHS = 5
 MAX_ADVICE = 2
 SIZE_FLAGS = ("--size", "--image-size")
 ALIASES = {"--size": SIZE_FLAGS}
@@ -78,6 +79,7 @@ def give_advice(
         return ()
     start = _Command(command, source)
     rules = (
+        _larger_budget(plan, start),
         _better_weights(plan, start),
         _more_epochs(plan, outcome, records),
         _suspicious_labels(data, outcome, worst, source),
@@ -87,6 +89,13 @@ def give_advice(
     )
     found = [advice for rule in rules for advice in rule]
     return tuple(found[:MAX_ADVICE])
+
+
+def _larger_budget(plan: Plan, start: _Command) -> Iterator[Advice]:
+    epochs = plan.steps * plan.batch_size / plan.facts.images
+    by_budget = plan.seconds is not None and any(choice.field == "duration" for choice in plan.choices)
+    if by_budget and epochs < FEW_EPOCHS:
+        yield Advice(f"only {epochs:.2g} epochs fit into the time budget", start.with_flag("--budget", "1h"))
 
 
 def _better_weights(plan: Plan, start: _Command) -> Iterator[Advice]:

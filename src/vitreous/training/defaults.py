@@ -132,10 +132,10 @@ def choose_defaults(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, lis
     """Choose the settings that are not given. Later rules see the given settings and the choices of earlier rules."""
     choices: list[Choice] = []
     for rule in (_objective, _model, _paper_settings, _schedule, _augmentation, _optimiser):
-        for field, value, why in rule(config, facts):
-            if config.flat()[field] is None:
-                choices.append(Choice(field, value, why))
-                config = config.with_(**{field: value})
+        for name, value, why in rule(config, facts):
+            if config.flat()[name] is None:
+                choices.append(Choice(name, value, why))
+                config = config.with_(**{name: value})
     return config, choices
 
 

@@ -35,8 +35,8 @@ EACH = 500  # cases of a child process
 PLAN = {
     "checkpoints": {"pickled": 50, "zipped": 50, "JSON": 50, "safetensors": 30},
     "data": {
-        **{"pickled": 40, "zipped": 40, "tar": 60, "Parquet": 60, "CSV": 60, "JSON": 50},
-        **{"image": 40, "raw array": 10},
+        **{"pickled": 40, "zipped": 40, "tar": 60, "zip": 60, "Parquet": 60, "CSV": 60, "JSON": 50},
+        **{"image": 50, "raw array": 10},
     },
 }
 

@@ -352,6 +352,8 @@ def test_files_of_other_kinds_are_named(tmp_path: Path, name: str, reason: str) 
             read(tmp_path / name)
     with pytest.raises(VitreousError, match="there is no such file"):
         decode(tmp_path / f"missing-{name}")
+    with pytest.raises(VitreousError, match=r"https://example\.com/1\.jpg: is a URL, not a file on this machine"):
+        decode("https://example.com/1.jpg")
 
 
 def png_header(width: int, height: int) -> bytes:

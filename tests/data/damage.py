@@ -1,6 +1,7 @@
 """Small valid files of every data format, and functions that damage them: bytes, numbers, parts of a format."""
 
 import gzip
+import importlib.util
 import io
 import json
 import pickle
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, features
 
-from pictures import encoded, pixels, write_tar
+from pictures import encoded, heic, pixels, write_tar
 
 Folder = dict[str, bytes]  # path in a folder -> content; the first file is damaged
 
@@ -77,6 +78,13 @@ def sound_images() -> dict[str, bytes]:
         found |= {"jp2": saved(colour, "JPEG2000"), "j2k": saved(clear, "JPEG2000", no_jp2=True, tile_size=(16, 16))}
     if features.check("avif"):
         found["avif"] = saved(colour, "AVIF", speed=10)
+    if importlib.util.find_spec("pillow_heif") is not None:
+        large = colour.resize((96, 64))
+        found |= {
+            "heic": heic(large, 6),
+            "clear.heic": heic(clear.resize((64, 64))),
+            "grey.hif": heic(large.convert("L")),
+        }
     return found
 
 
@@ -105,6 +113,22 @@ def sound_tars(folder: Path) -> dict[str, Folder]:
                     member.pax_headers = {"comment": "é", "mtime": "1.5"}
                 tar.addfile(member, io.BytesIO(data))
         found[f"tar folders {form}"] = {"x.tar": stream.getvalue()}
+    return found
+
+
+def sound_zips() -> dict[str, Folder]:
+    """Return zip archives of class folders: stored and compressed, with splits, and with sizes after the data."""
+    splits = {f"{split}/{'ab'[i % 2]}/{i}.png": encoded(i) for split in ("train", "val") for i in range(4)}
+    years = {f"set/{2020 + i % 3}/{'ab'[i % 2]}/{i}.png": encoded(i) for i in range(8)}
+    found = {}
+    for name, members in {"splits": splits, "years": {**years, "__MACOSX/x.png": b"x", "set/clip.mov": b"x"}}.items():
+        for way, method in (("", zipfile.ZIP_STORED), (" packed", zipfile.ZIP_DEFLATED)):
+            stream = io.BytesIO()
+            with zipfile.ZipFile(stream, "w", method) as archive:
+                for member, data in members.items():
+                    with archive.open(member, "w", force_zip64=member.endswith("3.png")) as file:
+                        file.write(data)
+            found[f"zip {name}{way}"] = {"x.zip": stream.getvalue()}
     return found
 
 
@@ -275,6 +299,27 @@ def in_tar(data: bytes, chance: Random) -> bytes:
     return data[:at] + bytes(block[:512]) + data[at + 512 :]
 
 
+ZIP_RECORDS = {b"PK\x01\x02": 46, b"PK\x03\x04": 30, b"PK\x05\x06": 22, b"PK\x06\x06": 56}  # lengths of their fields
+
+
+def in_zip_records(data: bytes, chance: Random) -> bytes:
+    """Change a number or a name in a record of a zip archive: a member of the list, a local header, or the end."""
+    signature = chance.choice(list(ZIP_RECORDS))
+    places = [match.start() for match in re.finditer(re.escape(signature), data)]
+    if not places:
+        return by_bytes(data, chance)
+    at, length = chance.choice(places), ZIP_RECORDS[signature]
+    if chance.random() < 0.3:  # the name follows the fixed fields
+        name = chance.choice(
+            [b"../../../x.png", b"/etc/passwd.png", b"a\0b/1.png", b"\xff\xfe/\xfe.png", b"a\\b\\1.png", b"x/" * 9]
+        )
+        return data[: at + length] + name + data[at + length + len(name) :]
+    size = chance.choice([2, 2, 4])
+    place = at + chance.randrange(4, length - size + 1)
+    number = chance.choice(NUMBERS) % (1 << 8 * size)
+    return data[:place] + number.to_bytes(size, "little") + data[place + size :]
+
+
 def in_zip(data: bytes, chance: Random) -> bytes:
     """Change a member and pack it again, so that its checksum is valid."""
     stream = io.BytesIO()
@@ -346,6 +391,7 @@ def ways(name: str) -> list[Damage]:
     special: dict[str, list[Damage]] = {
         "tar": [in_tar, in_tar, by_tokens],
         "npz": [in_zip, in_zip],
+        "zip": [in_zip_records, in_zip_records, in_zip_records, in_zip],
         "png": [in_png, in_png],
         "csv": [by_tokens, by_tokens],
         "tsv": [by_tokens, by_tokens],
@@ -367,7 +413,7 @@ def damaged(files: Folder, chance: Random) -> Folder:
 def sound(folder: Path) -> dict[str, Folder]:
     """Return valid data of every format, with small images."""
     images = {f"image {kind}": {f"x.{kind}": data} for kind, data in sound_images().items()}
-    sets = {**sound_tars(folder), **sound_manifests(), **sound_arrays(), **sound_classics()}
+    sets = {**sound_tars(folder), **sound_zips(), **sound_manifests(), **sound_arrays(), **sound_classics()}
     with suppress(ImportError):
         sets |= sound_tables(folder)
     return {**images, **sets}

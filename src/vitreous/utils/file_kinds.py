@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitreous.errors import VitreousError, format_count, summarize_names
+from vitreous.errors import VitreousError, find_url, format_count, summarize_names
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ def file_kind(name: str) -> FileKind | None:
 
 
 def refuse_other_kinds(path: str | Path) -> None:
-    """Raise an error for an existing file whose suffix is that of a video, a RAW photo, a document or an archive."""
+    """Raise an error for a URL, and for a file with the suffix of a video, a RAW photo, a document or an archive."""
+    if find_url(path):
+        raise VitreousError("is a URL, not a file on this machine: download it first")
     if (kind := file_kind(os.fspath(path))) is not None and os.path.isfile(path):  # noqa: PTH113
         article = "an" if kind.noun[0] in "aeiou" else "a"
         raise VitreousError(f"is {article} {kind.noun}, not an image: {kind.advice}")

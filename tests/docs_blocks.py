@@ -117,6 +117,8 @@ class Session:
         if program == "python":
             return command.script(self.root / rest[0], *rest[1:], cwd=self.folder)
         short = () if "--resume" in rest else self.shorten.get(rest[0], ())
+        if "--resume" in rest and "--epochs" in rest:  # a run is extended
+            rest[rest.index("--epochs") + 1] = "4 steps"
         if "--budget" in rest:  # excludes --duration
             place = rest.index("--budget")
             rest, short = [*rest[:place], *rest[place + 2 :], "--budget", "1s"], short[2:]

@@ -108,7 +108,7 @@ def _sections(report: TrainingReport, history: History) -> list[tuple[str, str, 
         ("Classes", f"Classes on {split}", class_table(result, report.classes) if result else ""),
         ("Worst", "Worst predictions", _cards(report.worst, "The images with the largest loss.")),
         ("Best", "Best predictions", _cards(report.best, "Correct predictions with the highest confidence.")),
-        ("Check", "Data check", data_check_section(report.worst, report.split, report.unreadable, report.check_command)),
+        ("Check", "Data check", _data_check(report)),
         ("Choices", "Settings chosen automatically", _choices(report.choices)),
         ("Data", "Data", _facts(report.data)),
         ("Command", "Command", _commands([report.command])),
@@ -117,6 +117,10 @@ def _sections(report: TrainingReport, history: History) -> list[tuple[str, str, 
         ("Configuration", "Configuration", _config(report.config)),
         ("Environment", "Environment", _facts(list(report.environment.items()))),
     ]
+
+
+def _data_check(report: TrainingReport) -> str:
+    return data_check_section(report.worst, report.split, report.unreadable, report.check_command)
 
 
 def _tiles(report: TrainingReport, history: History) -> str:
@@ -163,18 +167,20 @@ def _comparison(runs: Sequence[RunSummary]) -> str:
     histories = [History.of(run.records) for run in runs]
     metric = "mAP" if any(best_evaluation(history, "map") for history in histories) else "accuracy"
     columns = [
-        (*_best_result(run, history), *_length(history), run.initial_weights, run.selection or "-")
+        (*_best_result(run, history), *_length(history), run.initial_weights)
         for run, history in zip(runs, histories, strict=True)
     ]
     heads = "".join(
         f'<th class="name">{swatch(run_style(place))} {text(run.name)}</th>' for place, run in enumerate(runs)
     )
-    names = (metric, "95% interval", "measured on", "epochs", "time", "initial weights", "weights")
+    names = (metric, "95% interval", "measured on", "epochs", "time", "initial weights")
     rows = _comparison_rows(zip(names, zip(*columns, strict=True), strict=True))
-    settings = _comparison_rows((name, [run.settings[name] for run in runs]) for name in runs[0].settings)
-    if settings:
-        settings = f'<tr class="group"><th scope="rowgroup">different settings</th></tr>\n{settings}'
-    table = f'<table class="runs"><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}{settings}</tbody></table>'
+    if runs[0].settings:
+        rows += '<tr class="group"><th scope="rowgroup">different settings</th></tr>\n'
+        rows += _comparison_rows((name, [run.settings[name] for run in runs]) for name in runs[0].settings)
+        rows += '<tr class="group"><th scope="rowgroup">selection</th></tr>\n'
+    rows += _comparison_rows([("weights", [run.selection or "-" for run in runs])])
+    table = f'<table class="runs"><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table>'
     drawn = "".join(draw_chart(chart) for chart in comparison_charts([run.name for run in runs], histories))
     return f'<div class="scroll">{table}</div><div class="charts">{drawn}</div>'
 

@@ -29,7 +29,7 @@ def page(run: Path) -> str:
 def rows(run: Path) -> dict[str, list[str]]:
     """Return the rows of the comparison table."""
     table = page(run).partition('<table class="runs">')[2].partition("</table>")[0]
-    lines = [line for line in table.partition("<tbody>")[2].split("<tr>") if line]
+    lines = [line for line in re.split("<tr[^>]*>", table.partition("<tbody>")[2]) if line]
     cells = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", line) for line in lines]
     return {name: values for name, *values in cells}
 
@@ -74,7 +74,10 @@ def test_several_runs(scratch: Path, folder: Path, tmp_path: Path, vitreous) -> 
     assert stored == [str(path) for path in paths[:3]]
 
 
-def test_too_many_runs_and_a_bad_one(scratch: Path, folder: Path, tmp_path: Path) -> None:
+def test_too_many_runs_and_a_bad_one(scratch: Path, folder: Path, tmp_path: Path, vitreous) -> None:
+    done = vitreous("train", folder, "--compare-with", scratch, f"--compare-with={scratch}")
+    assert done.returncode == 2
+    assert "--compare-with is given twice" in done.stderr
     with pytest.raises(VitreousError, match=r"compare_with: 16 runs; .*give at most 15"):
         train(folder, config(tmp_path / "run", compare_with=[f"run{n}" for n in range(16)]), quiet=True)
     with pytest.raises(VitreousError, match=r"compare_with: .*nowhere: there is no such run directory"):

@@ -76,6 +76,13 @@ def test_differences(place: Path) -> None:
     assert runs(place / "b", place / "b")[0].differences == {}
 
 
+def test_values_that_json_does_not_have(place: Path) -> None:
+    configured(place / "a", lr=float("inf"), betas=[float("nan"), 0.9])
+    row = only(runs(place))
+    assert (row.settings["lr"], row.settings["betas"]) == ("inf", ["nan", 0.9])
+    json.dumps(row.to_json(), allow_nan=False)
+
+
 def test_unfinished_runs(place: Path, folder: Path, tmp_path: Path) -> None:
     names = ("final", "no-state", "diverged", "search", "extended", "old")
     for name in names:

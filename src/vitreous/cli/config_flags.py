@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from vitreous.errors import VitreousWarning
+from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.training.config import RENAMED_FIELDS, TrainConfig
 from vitreous.utils.console import printable
 
@@ -97,7 +97,10 @@ def _default_hint(value: Any, meaning_of_none: str) -> str:
 
 
 def replace_renamed_flags(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with old names of flags replaced by the current ones; each gives a warning."""
+    """Return the arguments with old names of flags replaced by the current ones; each gives a warning.
+
+    --compare-with twice is an error, since the parser would drop the runs of the first one.
+    """
     current = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
@@ -107,6 +110,9 @@ def replace_renamed_flags(arguments: Sequence[str]) -> list[str]:
                 warnings.warn(text, VitreousWarning, stacklevel=2)
                 flag = _flag(new)
         current.append(f"{flag}{equals}{value}")
+    several = _flag("compare_with")
+    if sum(argument.partition("=")[0] == several for argument in current) > 1:
+        raise VitreousError(f"{several} is given twice: give all runs after one {several}")
     return current
 
 

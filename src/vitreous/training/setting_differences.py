@@ -70,10 +70,12 @@ def setting_text(value: Any) -> str:
 
 def _value(name: str, value: Any) -> Any:
     """A value of config.json: a scalar or a list of scalars. Durations are written in one way."""
-    if not all(part is None or isinstance(part, SCALARS) for part in (value if isinstance(value, list) else [value])):
+    if isinstance(value, list) and not any(isinstance(part, list) for part in value):
+        return [_value(name, part) for part in value]
+    if value is not None and not isinstance(value, SCALARS):
         raise VitreousError(f"config.json: {brief(name)} has a value that is not one of a setting")
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+        return str(value)  # JSON has no NaN
     if name in DURATION_FIELDS and isinstance(value, str):
         number = value.rstrip("%abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
         unit = value[len(number) :].strip()

@@ -40,7 +40,7 @@ def make_finetune_command(arguments: Sequence[str]) -> Callable[..., None]:
         data: {DATA_HELP}
         recipe: Fine-tuning recipe: {", ".join(FINETUNING_RECIPES)}. Default: fast. `vitreous recipes
             finetune_fast` shows its settings.
-        resume: Continue the run in this directory.
+        resume: Continue the run in this directory. A longer --epochs extends it, also if it has finished.
         overwrite: {OVERWRITE_HELP}
     """
     return finetune

@@ -48,7 +48,7 @@ def make_train_command(arguments: Sequence[str]) -> Callable[..., None]:
     Args:
         data: {DATA_HELP}
         recipe: Start from the settings of a recipe: {", ".join(RECIPES)}.
-        resume: Continue the run in this directory.
+        resume: Continue the run in this directory. A longer --epochs extends it, also if it has finished.
         overwrite: {OVERWRITE_HELP}
     """
     return train

@@ -93,5 +93,6 @@ def test_labels_that_cannot_be_checked() -> None:
     assert "several labels" in several.notes[0]
     one_class = find_label_problems(features, torch.zeros(30, dtype=torch.int64), groups, ["a"])
     assert "two classes" in one_class.notes[0]
-    copies = find_label_problems(features, torch.arange(30) % 2, torch.arange(30) % 2, ["a", "b"])  # copies of two images
+    two = torch.arange(30) % 2  # copies of two images
+    copies = find_label_problems(features, two, two, ["a", "b"])
     assert "two classes" in copies.notes[-1]

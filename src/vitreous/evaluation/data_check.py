@@ -165,7 +165,7 @@ def find_data_problems(
         judged=checked.judged,
         method=_method(evaluated, data.multi_label),
         warnings=_training_warnings(evaluated, signatures.digests),
-        notes=(*data.notes, *checked.notes),
+        notes=(*_split_notes(data), *data.notes, *checked.notes),
     )
 
 
@@ -225,6 +225,15 @@ def _odd_files(images: CheckedImages, signatures: ImageSignatures, contrasts: Te
         yield OddImage("tiny", number, f"{height} x {width} px (height x width); the limit of this data is {limit} px")
     for number in (readable & (contrasts < BLANK_CONTRAST)).nonzero()[:, 0].tolist():
         yield OddImage("blank", number, f"almost one colour: grey values vary by {float(contrasts[number]):.1f} of 255")
+
+
+def _split_notes(data: DataSet) -> tuple[str, ...]:
+    if not data.held_out:
+        return ()
+    names = " and ".join(data.held_out)
+    return (
+        f"{names}: held out from the training images, as `vitreous train` does with the same options ({data.split})",
+    )
 
 
 def _training_warnings(evaluated: EvaluatedModel, digests: Tensor) -> tuple[str, ...]:

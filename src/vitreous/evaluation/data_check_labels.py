@@ -18,6 +18,7 @@ from vitreous.evaluation.out_of_fold import CANDIDATES, FOLDS, assign_folds, out
 from vitreous.evaluation.probe import fit_schedule
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
 
+POOR_ACCURACY = 0.6
 MIN_PER_CLASS = 5  # different images; labels of smaller classes are not checked
 
 
@@ -69,6 +70,11 @@ def find_label_problems(
     rows = torch.isin(labels, large).nonzero()[:, 0]
     compact = torch.searchsorted(large, labels[rows])
     found = _check_compact(features[rows], compact, groups[rows], bar)
+    if found.accuracy is not None and found.accuracy < POOR_ACCURACY:
+        notes.append(
+            f"only {found.accuracy:.0%} of the images are predicted as they are labelled: these features separate the"
+            " classes poorly, and many label errors are missed; another model may be better (--model)"
+        )
     return replace(_with_class_numbers(found, rows, large), notes=tuple(notes))
 
 

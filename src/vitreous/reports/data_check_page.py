@@ -39,7 +39,7 @@ KEYS = """<kbd>&rarr;</kbd> <kbd>&larr;</kbd> move, <kbd>1</kbd> keep, <kbd>2</k
 INTRODUCTION = f"""<p class="lead">Mark images, then export the marks. This page and \
 <code>vitreous data --check</code> change nothing: the script, if you run it, moves removed images \
 to a quarantine folder and relabelled images to the \
-folder of their new class. It deletes nothing.</p>
+folder of their new class (<code>sh fixes.sh</code>). It deletes nothing.</p>
 <p class="quiet" id="keys">Keys: {KEYS}.</p>"""
 TOOLBAR = """<div id="toolbar" role="toolbar" aria-label="Marks"><span id="count" role="status">no marks</span>
 <label>label of the selected image <select id="other"><option value="">-</option></select></label>

@@ -44,9 +44,6 @@ class Reading:
     """Image column of a manifest, Parquet file or Hugging Face data set. Default: detected from the column names."""
     label_column: str | None = None
     """Label column of a manifest, Parquet file or Hugging Face data set. Default: detected from the column names."""
-    class_level: int | None = None
-    """Level of the class folders in a folder, zip or tar of images: 1 for CLASS/1.jpg, 2 for YEAR/CLASS/1.jpg. Default:
-    1, or the first level below folders that are named like dates."""
     val_fraction: float | None = None
     """Fraction of the training images held out for validation, when the data has no validation split. Default: 5% to
     20%, depending on the number of images. 0: train without validation."""
@@ -70,3 +67,6 @@ class Reading:
     max_pixels: int = 70_000_000
     """Maximum number of pixels of an image; larger images count as unreadable. Decoding takes about 12 bytes per
     pixel."""
+    class_level: int | None = None
+    """Level of the class folders in a folder, zip or tar of images: 1 for CLASS/1.jpg, 2 for YEAR/CLASS/1.jpg. Default:
+    1, or the first level below folders that are named like dates."""

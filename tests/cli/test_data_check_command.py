@@ -122,6 +122,7 @@ def test_a_model_that_was_trained_on_the_images(folder: Path, tmp_path: Path) ->
         (("--check", "--sheet", "x.png"), "--check draws no contact sheet"),
         (("--check", "--out", "new", "--model", "gone.safetensors"), "gone.safetensors"),
         (("--check", "--device", "tpu"), "device = 'tpu'"),
+        (("--check", "--out", "photos/check"), "photos/check is in the data folder"),
     ],
 )
 def test_mistakes(folder: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from vitreous.data.open_data import open_data
 from vitreous.data.options import Reading
+from vitreous.errors import VitreousError
 from vitreous.evaluation.cache import FeatureCache, default_cache_folder
 from vitreous.evaluation.data_check import DataCheck, find_data_problems
 from vitreous.evaluation.evaluated_model import open_model
@@ -62,6 +63,7 @@ def write_data_check(  # noqa: PLR0913 (the arguments of `check_data`, and how p
 ) -> DataCheck:
     """Check a data set as `check_data` does. `note` is called with notes about the model before the work starts."""
     if out is not None:
+        _refuse_inside(out, source)
         check_output(out, overwrite, _own_files)
     data = open_data(source, reading)
     evaluated = open_model(model, options.device)
@@ -71,6 +73,15 @@ def write_data_check(  # noqa: PLR0913 (the arguments of `check_data`, and how p
     if out is not None:
         _write(check, source, out, overwrite)
     return check
+
+
+def _refuse_inside(out: Path, source: str | os.PathLike[str]) -> None:
+    """Raise an error if the output would be in the data folder: the next command would take it for a class."""
+    folder = Path(source).expanduser()
+    if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+        raise VitreousError(
+            f"{out} is in the data folder, where it would count as a class: give another folder (--out)"
+        )
 
 
 def _own_files(folder: Path) -> list[str]:

@@ -38,6 +38,7 @@ if __name__ == "__main__":  # workers are spawned, and import this file
         raise AssertionError("folders were exchanged in one step")
     tiny = dict(model="Ti/16", image_size=12, patch_size=4, width=32, depth=1, heads=2, mlp_dim=32, device="cpu")
     config = TrainConfig().with_(**tiny, batch_size=8, duration="4 steps", workers=1, cache="never", out="run")
+    config = config.with_(val_fraction=0.0)  # every pass over validation images would spawn a worker
     run = Path("run")
     train("photos", config, quiet=True)
     weights = (run / "last.safetensors").read_bytes()

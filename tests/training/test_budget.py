@@ -28,7 +28,7 @@ def test_times(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "10", "m", "ten minutes", "-3m", "0s", "3 parsecs", "1e9d", "nan s", "5m5"])
 def test_wrong_times(text: str) -> None:
-    with pytest.raises(VitreousError, match="budget = .*expected"):
+    with pytest.raises(VitreousError, match=r"budget = .*expected"):
         parse_time(text, "budget")
 
 

@@ -377,7 +377,9 @@ def facts_of(source: Source, channels: int = 3) -> Facts:
 def test_facts_of_images_of_one_size() -> None:
     assert facts_of(Pictures([(30, 50)] * 7)) == Facts(7, 2, 3, 30, (30, 50), False, imbalance=4 / 3)
     array = np.zeros((9, 5, 4, 1), np.uint8)
-    assert facts_of(ArraySource(array, torch.arange(9) % 2, "x"), 1) == Facts(9, 2, 1, 4, (5, 4), False, imbalance=5 / 4)
+    assert facts_of(ArraySource(array, torch.arange(9) % 2, "x"), 1) == Facts(
+        9, 2, 1, 4, (5, 4), False, imbalance=5 / 4
+    )
 
 
 def test_facts_of_images_of_different_sizes() -> None:

@@ -23,7 +23,8 @@ CHOSEN_FROM_DATA = frozenset(
     (
         *("model", "image_size", "patch_size", "width", "depth", "heads", "mlp_dim", "pool", "dropout"),
         *("stochastic_depth", "crop", "aspect", "shift", "flip", "randaugment", "magnitude", "three_augment", "jitter"),
-        *("erase", "mixup", "cutmix", "loss", "label_smoothing", "class_weights", "best_by", "optimiser", "lr", "weight_decay", "ema"),
+        *("erase", "mixup", "cutmix", "loss", "label_smoothing", "class_weights", "best_by", "optimiser", "lr"),
+        *("weight_decay", "ema"),
         *("duration", "warmup", "schedule", "batch_size", "dev_fraction"),
     )
 )

@@ -128,7 +128,10 @@ def _tiles(report: TrainingReport, history: History) -> str:
     if result := report.result:
         tiles += [(percent(value), f"{report.split} {name}") for value, name in _metrics(result)]
         if result.interval is not None:  # right after the accuracy
-            interval = (format_interval(result.interval), f"95% interval (Wilson), {result.images:,} {report.split} images")
+            interval = (
+                format_interval(result.interval),
+                f"95% interval (Wilson), {result.images:,} {report.split} images",
+            )
             tiles.insert(1, interval)
         tiles.append((_loss(result.loss), f"{report.split} loss"))
         if result.calibration is not None:

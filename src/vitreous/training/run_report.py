@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.dataset import DataSet, Source
+from vitreous.errors import format_count
 from vitreous.evaluation.extremes import Example
 from vitreous.reports.training_report import ExampleImage, TrainingReport, write_report
 from vitreous.training import comparison_run
@@ -76,7 +77,7 @@ def _notes(data: DataSet, plan: Plan, directory: RunDirectory, records: Sequence
     unreadable = _unreadable(directory)
     notes = [f"{describe_model(plan)}, started from {describe_initial_weights(plan)}"] if plan.facts.start else []
     notes += [*data.notes, *plan.notes]
-    notes += [f"{len(unreadable)} images could not be read (bad_images.txt)"] if unreadable else []
+    notes += [f"{format_count(len(unreadable), 'image')} could not be read (bad_images.txt)"] if unreadable else []
     return notes + [f"step {r['step']}: {r['text']}" for r in records if r.get("kind") == "event"]
 
 

@@ -18,7 +18,7 @@ from vitreous.evaluation.out_of_fold import CANDIDATES, FOLDS, assign_folds, out
 from vitreous.evaluation.probe import fit_schedule
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
 
-POOR_ACCURACY = 0.6
+POOR_ACCURACY = 0.7
 MIN_PER_CLASS = 5  # different images; labels of smaller classes are not checked
 
 
@@ -72,8 +72,9 @@ def find_label_problems(
     found = _check_compact(features[rows], compact, groups[rows], bar)
     if found.accuracy is not None and found.accuracy < POOR_ACCURACY:
         notes.append(
-            f"only {found.accuracy:.0%} of the images are predicted as they are labelled: these features separate the"
-            " classes poorly, and many label errors are missed; another model may be better (--model)"
+            f"only {found.accuracy:.0%} of the images are predicted as they are labelled: many labels are wrong, or these"
+            " features separate the classes poorly; then label errors are missed, and another model may be better"
+            " (--model)"
         )
     return replace(_with_class_numbers(found, rows, large), notes=tuple(notes))
 

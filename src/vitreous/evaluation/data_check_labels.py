@@ -72,8 +72,8 @@ def find_label_problems(
     found = _check_compact(features[rows], compact, groups[rows], bar)
     if found.accuracy is not None and found.accuracy < POOR_ACCURACY:
         notes.append(
-            f"only {found.accuracy:.0%} of the images are predicted as they are labelled: many labels are wrong, or these"
-            " features separate the classes poorly; then label errors are missed, and another model may be better"
+            f"only {found.accuracy:.0%} of the images are predicted as they are labelled: many labels are wrong, or"
+            " these features separate the classes poorly; then label errors are missed, and another model may be better"
             " (--model)"
         )
     return replace(_with_class_numbers(found, rows, large), notes=tuple(notes))

@@ -270,7 +270,7 @@ def flags() -> dict[str, set[str]]:
     return {name: set(re.findall(r"--[a-z][\w-]*", command.vitreous(name, "--help").stdout)) for name in commands}
 
 
-OTHER_FLAGS = {"--gelu", "--growth"}  # of benchmarks/peers.py
+OTHER_FLAGS = {"--gelu", "--growth", "--local-dir"}  # of benchmarks/peers.py and of `hf download`
 
 
 def test_commands_and_flags_in_the_text_exist(flags: dict[str, set[str]]) -> None:

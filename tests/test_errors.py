@@ -89,3 +89,12 @@ def test_a_custom_module_cannot_be_trained() -> None:
 def test_expected_types_in_words(field: str, value: Any, expected: str) -> None:
     with pytest.raises(VitreousError, match=f"{field} = .*: expected {expected}$"):
         TrainConfig().with_(**{field: value})
+
+
+def test_very_long_messages_are_shortened() -> None:
+    error = VitreousError("the file " + "9" * 100_000 + " is damaged")
+    assert len(str(error)) < 4_100
+    assert str(error).startswith("the file 999")
+    assert str(error).endswith("999 is damaged")
+    assert len(str(error.at("x" * 50_000))) < 4_100
+    assert str(VitreousError("short")) == "short"

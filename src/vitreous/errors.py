@@ -7,8 +7,19 @@ from collections.abc import Iterable
 from typing import Self
 
 
+MAX_MESSAGE = 4_000  # characters
+
+
 class VitreousError(ValueError):
-    """A wrong setting, file or input. The message says what, where, and what to do; the CLI prints it alone."""
+    """A wrong setting, file or input. The message says what, where, and what to do; the CLI prints it alone.
+
+    The middle of a very long message is left out: a damaged file may contain names of any length.
+    """
+
+    def __init__(self, message: str = ""):
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]} [...] {message[-MAX_MESSAGE // 2 :]}"
+        super().__init__(message)
 
     def at(self, where: object) -> Self:
         """Return the same error with the file, row or setting that it concerns before its message."""

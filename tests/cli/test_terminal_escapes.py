@@ -124,6 +124,8 @@ COMMANDS: dict[str, tuple[tuple[object, ...], int]] = {
     "info": (("info", OURS), 0),
     "info of a run": (("info", RUNS), 0),
     "convert": (("convert", OURS, f"out{NAME}", "--to", "timm", "--force"), 0),
+    "runs": (("runs", RUNS), 0),
+    "data --check": (("data", DATA, "--check", "--out", f"check{NAME}", "--workers", 0), 0),
     "models": (("models", NAME), 2),
     "recipes": (("recipes", NAME), 2),
 }

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous.errors import VitreousError, one_line
+from vitreous.errors import VitreousError, brief, one_line
 
 MAX_INSTRUCTIONS = 2_000_000  # the largest file of CIFAR-100 has about 250,000
 ALLOWED_DTYPES = re.compile(r"[iu][1248]|f[248]|b1|[SU]\d{1,9}")  # no objects, fields or dates
@@ -184,7 +184,7 @@ class _ArrayUnpickler(PYTHON_UNPICKLER):  # type: ignore[misc]
         }
         new_module = module.replace("numpy.core", "numpy._core")  # renamed in numpy 2
         if (new_module, name) not in allowed:
-            raise VitreousError(f"refused: the pickle refers to {module}.{name}, which could run any code")
+            raise VitreousError(f"refused: the pickle refers to {brief(f'{module}.{name}')}, which could run any code")
         return allowed[new_module, name]
 
     def _encode(self, text: Any, encoding: Any) -> bytes:

@@ -68,5 +68,5 @@ class FilePool:
 
     def __del__(self) -> None:
         for descriptor in self.__dict__.get("_idle", {}).values():
-            with suppress(OSError):
+            with suppress(OSError, TypeError):  # at exit, Python may have cleared `os` already
                 os.close(descriptor)

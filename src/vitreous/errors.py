@@ -6,7 +6,6 @@ import reprlib
 from collections.abc import Iterable
 from typing import Self
 
-
 MAX_MESSAGE = 4_000  # characters
 
 

@@ -30,6 +30,25 @@ def test_folders_are_distinct() -> None:
     assert folders[4] == "cat"
 
 
+def test_a_class_that_is_called_like_the_numbered_name_of_another() -> None:
+    names = ["a" * 180 + " (class 2)", "a" * 200, "a" * 200]
+    assert len(set(class_folders(names))) == 3
+
+
+def test_accents_that_some_systems_do_not_distinguish(tmp_path: Path) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"  # the same name on macOS
+    first, second = class_folders([composed, decomposed])
+    assert (first, second) == (composed, f"{decomposed} (class 1)")
+    for name in (composed, decomposed):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.jpg").write_text(name)
+    with sorted_images(tmp_path / "out", ["x"]) as sorter:
+        for name in (composed, decomposed):
+            sorter.add(prediction(tmp_path / name / f"{name}.jpg", 0))
+    copied = {path.name for path in (tmp_path / "out" / "x").iterdir()}
+    assert copied == {f"{composed}.jpg", f"{decomposed} (2).jpg"}
+
+
 def prediction(image: object, *classes: int) -> Prediction:
     return Prediction(
         str(image), (ClassProbability(0, None, 0.9),), None, tuple(ClassProbability(c, None, 0.9) for c in classes)

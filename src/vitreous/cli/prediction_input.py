@@ -1,15 +1,19 @@
 """The images of `vitreous predict`: files, folders, patterns, a list of paths, or bytes from standard input."""
 
+import codecs
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from glob import has_magic
 from pathlib import Path
 
 from vitreous.errors import VitreousError
-from vitreous.utils.regular_files import read_text
+from vitreous.utils.regular_files import read_regular
 
 STDIN = "-"
 MAX_BYTES = 2**30  # of an image or a list from standard input
+IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # of the most frequent formats
 
 
 @dataclass(frozen=True)
@@ -39,16 +43,31 @@ def collect_inputs(images: Sequence[str], paths_from: str | None = None) -> list
 def read_path_list(source: str) -> list[str]:
     """Return the paths in a file or in standard input: one per line, or separated by null characters."""
     name = "standard input" if source == STDIN else source
-    try:
-        text = _read_stdin().decode(errors="surrogateescape") if source == STDIN else read_text(Path(source))
-    except (OSError, UnicodeDecodeError) as error:
-        raise VitreousError(
-            f"{name}: this list cannot be read ({getattr(error, 'strerror', None) or error})"
-        ) from error
-    paths = text.split("\0") if "\0" in text else text.splitlines()
-    if not any(paths):
+    content = (_read_stdin() if source == STDIN else _read_list(source)).removeprefix(codecs.BOM_UTF8)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise VitreousError(f"{name}: this list is encoded in UTF-16: save it as UTF-8")
+    if content.startswith(IMAGE_STARTS):
+        raise VitreousError(f"{name}: this is an image, and --paths-from expects a list of paths")
+    # Not str.splitlines, which also splits at characters that a file name can contain. A name may be invalid UTF-8.
+    separator = b"\0" if b"\0" in content else b"\n"
+    lines = [line if separator == b"\0" else line.removesuffix(b"\r") for line in content.split(separator)]
+    paths = [os.fsdecode(line) for line in lines if line.strip()]
+    if not paths:
         raise VitreousError(f"{name}: the list of paths is empty")
-    return [path for path in paths if path]
+    for path in paths:
+        if has_magic(path) and not os.path.lexists(path):  # it would be expanded as a pattern, to other files
+            raise VitreousError(f"{path}: there is no such file or folder, and patterns are not expanded in {name}")
+    return paths
+
+
+def _read_list(source: str) -> bytes:
+    try:
+        return read_regular(source, MAX_BYTES)
+    except OSError as error:
+        raise VitreousError(f"{source}: this list cannot be read ({error.strerror or error})") from error
+    except VitreousError as error:
+        expected = "--paths-from expects a file with a list of paths, or - for a list from standard input"
+        raise VitreousError(f"{source} {error}: {expected}") from error
 
 
 def _read_stdin() -> bytes:

@@ -20,6 +20,8 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
     images: dict[tuple[str, str], Path] = {}
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
         refuse_url(pattern)
+        if pattern == "":  # Path("") is the current folder
+            raise VitreousError("an empty path was given; the current folder is .")
         for path in _matches(Path(pattern)):
             images.setdefault((os.path.realpath(path.parent), path.name), path)
     if not images:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vitreous.errors import VitreousError
 from vitreous.preprocessing import ImageLike
 from vitreous.serving.prediction import Prediction
 from vitreous.utils.atomic import atomic_folder
 from vitreous.utils.console import printable
+from vitreous.utils.heif import HEIF_SUFFIXES
 from vitreous.utils.images import FORMATS
 
 REJECTED = "rejected"  # folder of images without an accepted class
@@ -39,7 +41,7 @@ class ImageSorter:
 
     def __init__(self, folder: Path, names: Sequence[str]):
         self.folder, self.folders = folder, class_folders(names)
-        self.used: dict[str, dict[str, int]] = {}  # by folder: lower-case file names, and how often each was requested
+        self.used: dict[str, dict[str, int]] = {}  # by folder: file names (name_key), and how often each was requested
         self.counts: dict[str, int] = {}  # copied images in each folder
 
     def add(self, found: Prediction, content: Path | bytes | None = None) -> None:
@@ -61,12 +63,12 @@ class ImageSorter:
         """Return the name, or `name (2)`, `name (3)`... if an image of that name was copied to the folder before."""
         used = self.used.setdefault(folder, {})
         stem, suffix = Path(name).stem, Path(name).suffix
-        candidate, number = name, used.get(name.casefold(), 0)
-        while candidate.casefold() in used:
+        candidate, number = name, used.get(name_key(name), 0)
+        while name_key(candidate) in used:
             number += 1
             candidate = f"{stem} ({number}){suffix}"
-        used[name.casefold()] = max(number, 1)
-        used.setdefault(candidate.casefold(), 1)
+        used[name_key(name)] = max(number, 1)
+        used.setdefault(name_key(candidate), 1)
         return candidate
 
 
@@ -86,12 +88,20 @@ def class_folders(names: Sequence[str]) -> list[str]:
     """Return a safe and distinct folder name for each class. Characters that a path cannot contain become `_`."""
     used, folders = {REJECTED}, []
     for index, name in enumerate(names):
-        folder = safe_name(name)
-        while folder.casefold() in used:
-            folder = f"{shorten(folder, MAX_BYTES - 20)} (class {index})"
-        used.add(folder.casefold())
+        safe = folder = safe_name(name)
+        number = index
+        while name_key(folder) in used:
+            folder = f"{shorten(safe, MAX_BYTES - 20)} (class {number})"
+            number += len(names)  # if another class has this name
+        used.add(name_key(folder))
         folders.append(folder)
     return folders
+
+
+def name_key(name: str) -> str:
+    """Equal for names that are the same file on some system: Windows and macOS ignore case, macOS also how accents are
+    encoded."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def safe_name(name: str) -> str:
@@ -112,8 +122,11 @@ def _file_name(source: object, name: str) -> str:
     if not isinstance(source, bytes):
         path = Path(str(source))
         return path.name if len(path.name.encode("utf-8", "replace")) < MAX_BYTES else _shortened(path)
-    with Image.open(io.BytesIO(source)) as image:
-        return "stdin" + FORMATS.get(image.format or "", ("",))[0]
+    try:
+        with Image.open(io.BytesIO(source)) as image:
+            return "stdin" + FORMATS.get(image.format or "", FORMATS["JPEG"])[0]  # MPO is a kind of JPEG
+    except UnidentifiedImageError:  # the prediction has decoded it, and Pillow does not read HEIC
+        return "stdin" + HEIF_SUFFIXES[0]
 
 
 def _shortened(path: Path) -> str:

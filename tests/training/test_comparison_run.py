@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from helpers import tiny_vit
 from runs import TINY, config, draw_folder
@@ -120,6 +121,16 @@ def test_unfinished_run_and_run_with_the_same_name(scratch: Path, folder: Path, 
 def test_note_if_the_runs_used_different_images(scratch: Path, tmp_path: Path) -> None:
     data = draw_folder(tmp_path / "data", images=20)
     train(data, config(tmp_path / "run", compare_with=str(scratch), duration="6 steps"), quiet=True)
+    assert "scratch was trained and evaluated on other images than this run" in page(tmp_path / "run")
+
+
+def test_note_if_other_images_have_the_same_names(scratch: Path, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "farben")
+    for path in (tmp_path / "farben").rglob("*.jpg"):
+        Image.open(path).rotate(90).save(path)
+    train(tmp_path / "farben", config(tmp_path / "run", compare_with=str(scratch), duration="6 steps"), quiet=True)
+    descriptions = [json.loads((run / "config.json").read_text()) for run in (scratch, tmp_path / "run")]
+    assert descriptions[0]["fingerprint"] == descriptions[1]["fingerprint"]
     assert "scratch was trained and evaluated on other images than this run" in page(tmp_path / "run")
 
 

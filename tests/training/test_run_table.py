@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from runs import TINY_RUN, config, start, step_of
 from vitreous import RunRow, VitreousError, resume, runs, train
+from vitreous.evaluation.training_images import FILE, SeenImages
 from vitreous.training.run_directory import RunDirectory
 
 
@@ -195,6 +197,18 @@ def test_results_on_different_images_have_different_letters(place: Path) -> None
     rows = runs(place, sort="accuracy")
     assert [row.name for row in rows] == ["a", "b", "c", "d", "e"]
     assert [row.measured_on for row in rows] == ["a", "a", "b", "c", "d"]
+
+
+def test_other_images_of_the_same_names_have_another_letter(place: Path) -> None:
+    shutil.copytree(place / "a", place / "b")
+    shutil.copytree(place / "a", place / "older")
+    seen = SeenImages.read(place / "b")
+    assert seen is not None
+    replace(seen, val=seen.val + 1).write(place / "b")
+    (place / "older" / FILE).unlink()
+    assert [row.measured_on for row in runs(place)] == ["a", "b", "c"]
+    replace(seen, val=seen.val.flip(0), train=seen.train + 1).write(place / "b")  # the order does not matter
+    assert [row.measured_on for row in runs(place)] == ["a", "a", "b"]
 
 
 def test_folders(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

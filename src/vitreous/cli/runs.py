@@ -149,7 +149,8 @@ def _split_equal(columns: Sequence[Column]) -> tuple[list[Column], list[tuple[st
 
 def _print_images(rows: "Sequence[RunRow]") -> None:
     """Print on which images the results were measured."""
-    groups = {row.measured_on: row for row in rows if row.measured_on}
+    letters = sorted({row.measured_on for row in rows if row.measured_on}, key=lambda letter: (len(letter), letter))
+    groups = {letter: next(row for row in rows if row.measured_on == letter) for letter in letters}
     texts = {
         letter: f"{row.images:,} {printable(row.split)} images of {_short(row.data)}" for letter, row in groups.items()
     }
@@ -158,13 +159,17 @@ def _print_images(rows: "Sequence[RunRow]") -> None:
     elif texts:
         print_line("results with different letters were measured on different images and cannot be compared:")
     for letter in list(groups)[:MAX_LISTED] if len(texts) > 1 else ():
-        fingerprint = groups[letter].fingerprint
-        data = f"data {printable(fingerprint[:8])}" if fingerprint else "data of an older version, not identified"
+        row = groups[letter]
+        identity = (row.held_out or row.fingerprint)[:8]
+        data = f"data {printable(identity)}" if identity else "data of an older version, not identified"
         print_line(f"  {letter}: {texts[letter]} ({data})")
     if len(texts) > MAX_LISTED:
         print_line(f"  {len(texts) - MAX_LISTED:,} more: --csv and --json have all")
-    if any(row.best_value is not None for row in rows):
-        print_line("best val: on the validation images that selected the weights, so expect less on new images")
+    measured = [row for row in rows if row.best_value is not None]
+    if measured:
+        several = len({(row.fingerprint, row.held_out) for row in measured}) > 1
+        other = "; of different data, these values cannot be compared either" if several else ""
+        print_line(f"best val: on the validation images that selected the weights, so expect less on new images{other}")
 
 
 def _short(path: str) -> str:

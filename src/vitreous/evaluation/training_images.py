@@ -65,6 +65,19 @@ class SeenImages:
         return _is_among(digests, self.val)
 
 
+def held_out_digest(folder: Path) -> str:
+    """Return a hash of the content of the images that a run was validated and tested on, or of its training images if
+    it has no others. "": an older version has not recorded them, or the file is damaged."""
+    try:
+        seen = SeenImages.read(folder)
+    except VitreousError:
+        return ""
+    if seen is None:
+        return ""
+    held_out = {"val": seen.val, "test": seen.test} if len(seen.val) + len(seen.test) else {"train": seen.train}
+    return tensors_digest({name: digests.sort().values for name, digests in held_out.items()})
+
+
 def _is_among(digests: Tensor, known: Tensor) -> Tensor:
     return torch.isin(digests, known) & (digests != UNREADABLE)
 

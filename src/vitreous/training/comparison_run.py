@@ -9,6 +9,7 @@ from typing import Any
 
 from vitreous.errors import VitreousError, summarize_names
 from vitreous.evaluation.metrics import Result, result_from_json
+from vitreous.evaluation.training_images import held_out_digest
 from vitreous.reports.run_summary import RunSummary
 from vitreous.reports.training_curves import MAX_COMPARED
 from vitreous.training.outcome import Outcome, is_complete
@@ -60,7 +61,8 @@ def compared_runs(
             continue
         if theirs.name in {run.name for run in runs}:
             theirs = replace(theirs, name=str(other.path))
-        if description.get("fingerprint") != own["fingerprint"]:
+        same_content = held_out_digest(other.path) == held_out_digest(directory.path)
+        if description.get("fingerprint") != own["fingerprint"] or not same_content:
             notes.append(f"{theirs.name} was trained and evaluated on other images than this run")
             theirs = replace(theirs, same_images=False)
         runs.append(theirs)

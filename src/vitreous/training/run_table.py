@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from vitreous.errors import VitreousError, brief, one_line
 from vitreous.evaluation.metrics import wilson_interval
+from vitreous.evaluation.training_images import held_out_digest
 from vitreous.training import durations, state
 from vitreous.training.legs import Leg, length_change, read_legs
 from vitreous.training.run_directory import RunDirectory
@@ -53,7 +54,8 @@ class RunRow:
     total_steps: int | None = None
     epochs: float | None = None
     seconds: float | None = None
-    fingerprint: str = ""  # of data and splits; "": not known
+    fingerprint: str = ""  # of data and splits, by name; "": not known
+    held_out: str = ""  # hash of the content of the validation and test images; "": not known
     device: str = ""
     version: str = ""
     changed: str = ""  # date and time of the last change
@@ -101,6 +103,7 @@ def _read_row(path: Path) -> tuple[RunRow, dict[str, Any]]:
             raise VitreousError("config.json is missing")
         description = directory.description()
         row = replace(row, **_described(description), settings=settings_of(description))
+        row = replace(row, held_out=held_out_digest(path))
     except DAMAGE as error:
         return replace(row, detail=_reason(error, path)), {}
     try:
@@ -287,7 +290,8 @@ def _with_letters(rows: Sequence[RunRow]) -> list[RunRow]:
     letters: dict[tuple[object, ...], str] = {}
 
     def letter(row: RunRow) -> str:
-        key = (row.fingerprint or row.path, row.split, row.images, row.metric)
+        # Other images may have the same names.
+        key = (row.fingerprint or row.path, row.held_out, row.split, row.images, row.metric)
         return "" if row.value is None else letters.setdefault(key, _letter(len(letters)))
 
     return [replace(row, measured_on=letter(row)) for row in rows]

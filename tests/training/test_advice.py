@@ -1,6 +1,7 @@
 """Advice at the end of a run: the most promising changes first, with commands that work as shown."""
 
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous import TrainConfig
+from vitreous import TrainConfig, cli
 from vitreous.data.arrays import ArraySource
 from vitreous.data.dataset import DataSet
 from vitreous.evaluation.extremes import Example
@@ -50,7 +51,9 @@ def advice_of(
     plan: Plan, images: DataSet, result: Outcome | None = None, command: str = TYPED, **changes: Any
 ) -> tuple[Advice, ...]:
     given: dict[str, Any] = {"records": [], "worst": []} | changes
-    return give_advice(images, plan, {"command": command, "data": SOURCE}, result or outcome(), **given)
+    choices = [{"field": choice.field} for choice in plan.choices]
+    description = {"command": command, "data": SOURCE, "choices": choices}
+    return give_advice(images, plan, description, result or outcome(), **given)
 
 
 def evaluations(values: list[float]) -> list[dict[str, Any]]:
@@ -117,14 +120,65 @@ def test_no_advice_without_unseen_images_or_for_a_good_result() -> None:
     [
         ("vitreous train d --from none --lr 1e-3", "vitreous train d --lr 1e-3 --from deit-tiny"),
         ("vitreous train --from=none d --out runs/x", "vitreous train d --from deit-tiny"),
-        ("vitreous train d --overwrite --out x --size 96 128", "vitreous train d --size 96 128 --from deit-tiny"),
-        ("vitreous train --resume runs/a", "vitreous train '/data/my photos' --from deit-tiny"),
-        ("python3 train.py", "vitreous train '/data/my photos' --from deit-tiny"),
+        ("vitreous train d --overwrite --out x --seed 3", "vitreous train d --seed 3 --from deit-tiny"),
+        ("vitreous train d --size 104 104 --patch_size 8 --ema 0", "vitreous train d --ema 0 --from deit-tiny"),
+        ("vitreous finetune d --from x --recipe lora", "vitreous finetune d --recipe lora --from deit-tiny"),
+        ("vitreous train d --recipe small_folder", "vitreous train d --recipe small_folder --from deit-tiny"),
+        ("vitreous train d --recipe digits_transfer", "vitreous train d --from deit-tiny"),  # its size is 32 px
     ],
 )
 def test_commands_keep_the_other_options(typed: str, shown: str) -> None:
     images = data()
     assert advice_of(plan_of(images), images, command=typed)[0].command == shown
+
+
+@pytest.mark.parametrize("typed", ["vitreous train --resume runs/a", "python3 train.py"])
+def test_settings_of_a_run_from_python_are_shown_as_flags(typed: str) -> None:
+    images = data((40, 4))
+    given = {"device": "cpu", "duration": "10 epochs", "class_weights": "none", "freeze": ("blocks.0.*", "head.*")}
+    plan = plan_of(images, **given, balanced=False, betas=(0.9, 0.99), flip=False, clip=None)
+    first, second = advice_of(plan, images, command=typed)
+    assert shlex.split(first.command)[:3] == ["vitreous", "train", SOURCE]
+    words = shlex.split(second.command)
+    config = parsed_config(words)
+    for name, value in {**given, "class_weights": "balanced", "betas": (0.9, 0.99), "start": "vitreous-mini"}.items():
+        assert config.flat()[name] == value, name
+    assert config.augmentation.flip is False
+    assert config.optimiser.clip is None
+    assert config.optimiser.lr is None  # it was chosen from the data
+
+
+def parsed_config(words: list[str]) -> TrainConfig:
+    """The config of the command line `words`."""
+    found: list[TrainConfig] = []
+    module = sys.modules["vitreous.training.train"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "train", lambda data, config, overwrite: found.append(config))
+        cli.main(words[1:])
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "vitreous train d --model BiT-R50x1 --size 50 --lr 1e-3",
+        "vitreous train d --recipe cifar10_fast --lr 1e-3",
+        "vitreous train d --recipe=digits --pool map --lr 1e-3",
+        "vitreous train d --from none --image-size 50 --lr 1e-3",
+    ],
+)
+def test_other_weights_replace_the_options_of_the_model(typed: str) -> None:
+    """--from vitreous-mini with a model or size that it does not have would be an error."""
+    images = data()
+    scratch = plan_of(images, start="none")
+    assert advice_of(scratch, images, command=typed)[0].command == "vitreous train d --lr 1e-3 --from vitreous-mini"
+
+
+def test_check_command_reads_the_same_images() -> None:
+    images = data()
+    plan = plan_of(images, label_column="a label", class_level=2, allow_outside_files=True)
+    shown = "vitreous data '/data/my photos' --label-column 'a label' --class-level 2 --allow-outside-files --check"
+    assert advice_of(plan, images)[1].command == shown
 
 
 def test_new_image_size_replaces_both_numbers() -> None:
@@ -133,10 +187,13 @@ def test_new_image_size_replaces_both_numbers() -> None:
     assert found[1].command == "vitreous train d --size 144"
 
 
-def test_a_budget_that_is_too_short_is_the_first_advice() -> None:
+def test_a_budget_that_is_too_short_is_the_first_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     images = data()
-    short = plan_of(images, duration=None, budget="1s")
+    monkeypatch.setattr("vitreous.training.budget.MEASURED_SECONDS", 0.01)
+    short = plan_of(images, duration=None, budget="1s", batch_size=4)
     found = advice_of(short, images, command="vitreous train d --budget 1s")
-    assert found[0] == Advice("only 0.8 epochs fit into the time budget", "vitreous train d --budget 1h")
+    assert found[0] == Advice("only 0.1 epochs fit into the time budget", "vitreous train d --budget 1h")
+    longer = advice_of(replace(short, seconds=6_000.0), images, command="vitreous train d --budget 2h")
+    assert longer[0].command == "vitreous train d --budget 10h"  # not less than before
     chosen = plan_of(images, duration="1 step")  # the user's own choice
     assert not any("--budget" in one.command for one in advice_of(chosen, images))

@@ -1,6 +1,7 @@
 """The default initial weights of small data sets, and runs that fit into a time budget."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ from runs import draw_folder
 from vitreous import TrainConfig, VitreousError, load, resume, train
 from vitreous.data.arrays import ArraySource
 from vitreous.data.dataset import DataSet
-from vitreous.training.budget import RunTime, fit_to_budget
+from vitreous.training.budget import RunTime, estimate_run_time, fit_to_budget
 from vitreous.training.defaults import Facts, choose_defaults, choose_start, collect_facts
 from vitreous.training.distributed import World
 from vitreous.training.durations import parse_time
+from vitreous.training.initial_weights import load_initial_weights
+
+
+@pytest.fixture(autouse=True)
+def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitreous.training.budget.MEASURED_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +40,7 @@ def test_wrong_times(text: str) -> None:
 
 
 def test_epochs_that_fit() -> None:
-    time = RunTime(0.01, 0.003, 5.0, 200, 40, 2, 1.0, torch.device("cpu"))
+    time = RunTime(0.01, 0.003, 5.0, 200, 40, 2, 1.0, torch.device("cpu"), 20)
     for seconds in (8.0, 60.0, 601.5, 5e4):
         epochs = time.epochs_within(seconds)
         assert epochs == int(epochs) >= 1
@@ -41,6 +48,8 @@ def test_epochs_that_fit() -> None:
     assert 0 < time.epochs_within(6.0) < 1  # not even one epoch: a part of it
     assert time.epochs_within(4.0) == 0
     assert time.of_epochs(10) == pytest.approx(5 + 10 * 200 * 0.01 + 10 * 40 * 2 * 0.003)
+    often = replace(time, evaluate_every="1 step")
+    assert often.of_epochs(10) == pytest.approx(5 + 10 * 200 * 0.01 + 100 * 40 * 2 * 0.003)
 
 
 def facts(images: int = 300, side: int = 100, **changes: Any) -> Facts:
@@ -59,7 +68,10 @@ def test_start_of_small_data() -> None:
 
 @pytest.mark.parametrize("found", [facts(20_000), facts(side=8), facts(50_000, 32)])
 def test_random_weights_for_many_or_tiny_images(found: Facts) -> None:
-    assert choose_start(TrainConfig(), found) == (TrainConfig(), [])
+    config, (choice,) = choose_start(TrainConfig(), found)
+    assert config == TrainConfig()
+    assert choice.value is None
+    assert "20,000 images or more" in choice.why or "(8 px)" in choice.why
 
 
 @pytest.mark.parametrize(
@@ -79,7 +91,10 @@ def test_random_weights_for_many_or_tiny_images(found: Facts) -> None:
 def test_options_of_another_model_mean_random_weights(given: dict[str, Any]) -> None:
     config, choices = choose_start(TrainConfig().with_(**given), facts())
     assert config.architecture.start is None
-    assert choices == []
+    if given == {"start": "none"}:
+        assert choices == []
+    else:
+        assert ("multiple of 8" if "image_size" in given else next(iter(given))) in choices[0].why
 
 
 def test_given_weights_are_kept() -> None:
@@ -139,12 +154,31 @@ def test_no_time_means_one_step_and_a_note(arrays: DataSet) -> None:
     assert duration == "1 step"
     assert "without a budget: 100 epochs" in why
     assert "too short for a good result" in note
+    assert note.endswith("--epochs 100")
+    assert "only 1 epoch fits into" in fitted_duration(arrays, "1s", batch_size=96)[2]
+
+
+def test_settings_of_the_paper_fit_the_shorter_run(tmp_path: Path) -> None:
+    """The warm-up of the paper has hundreds of steps."""
+    folder = draw_folder(tmp_path / "photos", images=8, side=40)
+    paper = {"rules": "paper", "lr": 0.01, "optimiser": "sgd", "batch_size": 4}
+    run = train(folder, budget="1s", **paper, device="cpu", workers=0, out=tmp_path / "run", quiet=True).run
+    config = json.loads((run / "config.json").read_text())["config"]
+    assert (config["duration"], config["warmup"]) == ("1 step", "1 steps")
+
+
+def test_progressive_sizes_are_not_invalidated(arrays: DataSet) -> None:
+    """A smaller image size would be smaller than the size of the first stage."""
+    config = TrainConfig().with_(
+        start="vitreous-mini", budget="1s", device="cpu", progressive=("64@50%",), batch_size=4
+    )
+    start, _ = load_initial_weights(config, 2)
+    fitted = fit_to_budget(config, arrays, collect_facts(arrays, start), World())
+    assert fitted.config.architecture.image_size == 96
 
 
 def test_search_of_the_learning_rate_takes_part_of_the_budget(arrays: DataSet) -> None:
     config, _ = choose_defaults(TrainConfig().with_(lr_candidates=(1e-3, 1e-4), candidate_duration="50%"), facts())
-    from vitreous.training.budget import estimate_run_time
-
     time = estimate_run_time(config.with_(device="cpu", lr=None), arrays, collect_facts(arrays), World())
     assert time.repeats == pytest.approx(2)
 
@@ -169,6 +203,8 @@ def test_run_of_a_small_folder(tmp_path: Path) -> None:
     assert "1s" in chosen["image_size"]["why"]
     assert chosen["duration"]["value"] == "1 step"
     assert load(outcome.run).config.image_size in (48, (48, 48))
+    with pytest.raises(VitreousError, match=r"budget = '1h': .*keeps its length of 1 step.*--epochs extends it"):
+        resume(outcome.run, budget="1h", quiet=True)
     (outcome.run / "result.json").unlink()
     assert resume(outcome.run, quiet=True).result == outcome.result  # with the same length, whatever the device takes
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 from helpers import draw
-from runs import config
+from runs import config, draw_folder
+from vitreous import train
 from vitreous.data.arrays import ArraySource
 from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError
-from vitreous.training.config import Finetuning
+from vitreous.training.budget import estimate_run_time
+from vitreous.training.config import Finetuning, TrainConfig
+from vitreous.training.defaults import choose_defaults, collect_facts
 from vitreous.training.distributed import World
 from vitreous.training.engine import Engine, StepResult, find_unknown_code
 from vitreous.training.loaders import RunLoaders, build_loaders
@@ -390,6 +394,10 @@ def one_of_two(rank: int, place: str) -> None:
             torch.empty(0, 2),
         ]
     )
+    found["time"] = run_time(world, slow=rank == 1)
+    folder, run = Path(place) / "photos", Path(place) / "run"
+    small: dict[str, Any] = {"width": 32, "depth": 1, "heads": 1, "batch_size": 8, "workers": 0, "device": "cpu"}
+    found["selection"] = train(folder, budget="1s", **small, out=run, quiet=True).selection
     found["agreed"] = [world.any(False), world.any(rank == 0), world.any(rank == 1), world.any(True)]
     torch.save(found, f"{place}/{rank}.pt")
     dist.destroy_process_group()
@@ -399,6 +407,7 @@ def one_of_two(rank: int, place: str) -> None:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of two processes that train together."""
     place = tmp_path_factory.mktemp("pair")
+    draw_folder(place / "photos", images=20)
     spawn(one_of_two, (str(place),), nprocs=2)
     return [torch.load(place / f"{rank}.pt") for rank in range(2)]
 
@@ -414,6 +423,25 @@ def test_two_processes_train_like_one(pair: list[dict[str, Any]], name: str) -> 
         assert torch.allclose(first[key], tensor, rtol=1e-4, atol=1e-6), key
         if key in before:
             assert not torch.equal(tensor, before[key]), key
+
+
+def run_time(world: World, slow: bool) -> str:
+    """The estimated time of a run, if this process reads images fast or slowly."""
+    source = ArraySource(np.zeros((96, 16, 16, 3), np.uint8), torch.arange(96) % 2, "x")
+    data = DataSet("set", ("a", "b"), 3, source)
+    facts = replace(collect_facts(data), decode_seconds=2.0 * slow)
+    settings, _ = choose_defaults(TrainConfig().with_(device="cpu"), facts)
+    return repr(estimate_run_time(settings, data, facts, world))
+
+
+def test_two_processes_agree_on_the_time_of_the_run(pair: list[dict[str, Any]]) -> None:
+    """Otherwise they could choose different numbers of epochs, and one would wait for the other forever."""
+    assert pair[0]["time"] == pair[1]["time"]
+
+
+def test_number_of_validation_images_of_two_processes(pair: list[dict[str, Any]]) -> None:
+    for found in pair:
+        assert any("on 12 validation images" in text for text in found["selection"])
 
 
 def test_mixup_needs_an_even_batch_per_process() -> None:

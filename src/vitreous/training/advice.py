@@ -6,15 +6,27 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from vitreous.data.dataset import DataSet
 from vitreous.data.statistics import class_counts
 from vitreous.errors import brief
 from vitreous.evaluation.extremes import Example
-from vitreous.training.defaults import DEFAULT_WEIGHTS, FEW_FOR_WEIGHTS, IMBALANCE, size_step
+from vitreous.training.config import Architecture, TrainConfig
+from vitreous.training.defaults import (
+    DEFAULT_WEIGHTS,
+    FEW_FOR_WEIGHTS,
+    FROM_SCRATCH,
+    IMBALANCE,
+    MIN_SIDE_FOR_WEIGHTS,
+    size_step,
+)
+from vitreous.training.durations import parse_time
+from vitreous.training.initial_weights import DROP_RATES
 from vitreous.training.outcome import Outcome
 from vitreous.training.plan import Plan
+from vitreous.training.recipes import RECIPES
 from vitreous.utils.environment import program
 from vitreous.utils.sizes import pair
 
@@ -27,6 +39,8 @@ FEW_EPOCHS = 5
 MAX_ADVICE = 2
 SIZE_FLAGS = ("--size", "--image-size")
 ALIASES = {"--size": SIZE_FLAGS}
+CHECK_FIELDS = ("data_dir", "image_column", "label_column", "class_level", "allow_outside_files", "max_pixels")
+BUDGETS = ("1h", "3h", "10h", "30h", "100h")
 
 
 @dataclass(frozen=True)
@@ -41,25 +55,64 @@ class Advice:
 class _Command:
     """The command that started the run, to show it with one flag changed."""
 
-    text: str
-    source: str  # the data, for a run that was started from Python
+    tokens: tuple[str, ...]
 
-    def with_flag(self, flag: str, value: str) -> str:
-        """Return the command with this flag, and without the flags that name its run directory."""
-        tokens = shlex.split(self.text)
-        if tokens[:2] != ["vitreous", "train"] or any(token.startswith("--resume") for token in tokens):
-            tokens = ["vitreous", "train", self.source]
-        replaced, kept, position = ("--out", *ALIASES.get(flag, (flag,))), list[str](), 0
-        while position < len(tokens):
-            name, equals, _ = tokens[position].partition("=")
+    @classmethod
+    def of_run(cls, description: dict[str, Any], config: TrainConfig) -> _Command:
+        """For a run that was started from Python: a command with the same settings."""
+        tokens = tuple(shlex.split(description["command"]))
+        typed = tokens[:2] in (("vitreous", "train"), ("vitreous", "finetune"))
+        if typed and not any(token.startswith("--resume") for token in tokens):
+            return cls(tokens)
+        chosen = {choice["field"] for choice in description["choices"]}
+        own = [name for name in config.flat() if name not in chosen]
+        from_scratch = ["--from", FROM_SCRATCH] if config.architecture.start is None and "start" in own else []
+        return cls(("vitreous", "train", description["data"], *_flags(config, own), *from_scratch))
+
+    def with_flag(self, flag: str, value: str, without: Sequence[str] = ()) -> str:
+        """Return the command with this flag, and without the flags that name its run directory and those listed."""
+        dropped = {"--out", *ALIASES.get(flag, (flag,)), *without}
+        kept, position = list[str](), 0
+        while position < len(self.tokens):
+            token = self.tokens[position]
+            name, equals, _ = token.partition("=")
+            name = name.replace("_", "-")
             position += 1
-            if name in replaced and not equals:
+            if name in dropped and not equals:
                 position += 1  # its value
-                while name in SIZE_FLAGS and tokens[position : position + 1] and tokens[position].isdecimal():
+                while name in SIZE_FLAGS and "".join(self.tokens[position : position + 1]).isdecimal():
                     position += 1  # the width, after the height
-            elif name not in (*replaced, "--overwrite"):
-                kept.append(tokens[position - 1])
+            elif name not in (*dropped, "--overwrite"):
+                kept.append(token)
         return f"{program()} {shlex.join([*kept[1:], flag, value])}"
+
+    def with_weights(self, weights: str) -> str:
+        """Return the command with other initial weights, without the options that describe another model or size."""
+        fields = [name for name in vars(Architecture()) if name not in DROP_RATES]
+        without = [f"--{name.replace('_', '-')}" for name in fields] + ["--size"]
+        name = next((b for a, b in pairwise(self.tokens) if a == "--recipe"), None)
+        name = next((t.partition("=")[2] for t in self.tokens if t.startswith("--recipe=")), name)
+        if name in RECIPES:
+            architecture = RECIPES[name]().architecture
+            if any(getattr(architecture, field) is not None for field in fields if field != "start"):
+                without.append("--recipe")
+        return self.with_flag("--from", weights, without)
+
+
+def _flags(config: TrainConfig, names: Sequence[str]) -> Iterator[str]:
+    """The flags of those fields that differ from their defaults."""
+    values, defaults = config.flat(), TrainConfig().flat()
+    for name in names:
+        value = values[name]
+        if value == defaults[name]:
+            continue
+        yield "--from" if name == "start" else f"--{name.replace('_', '-')}"
+        if not isinstance(defaults[name], bool):  # a switch has no value
+            yield from map(str, value if isinstance(value, tuple) else (value,))
+
+
+def _check_command(source: str, config: TrainConfig) -> str:
+    return f"{program()} data {shlex.join([source, *_flags(config, CHECK_FIELDS)])} --check"
 
 
 def give_advice(
@@ -71,21 +124,21 @@ def give_advice(
     worst: Sequence[Example],
 ) -> tuple[Advice, ...]:
     """Return up to two changes, the most promising first. `worst`: images of the result with the highest loss."""
-    command, source = description["command"], description["data"]
     result = outcome.result
     if result is None or outcome.split == "train":
         return ()
     if result.top1 is not None and result.top1 >= GOOD:
         return ()
-    start = _Command(command, source)
+    start = _Command.of_run(description, plan.config)
+    check = _check_command(description["data"], plan.config)
     rules = (
         _larger_budget(plan, start),
         _better_weights(plan, start),
         _more_epochs(plan, outcome, records),
-        _suspicious_labels(data, outcome, worst, source),
+        _suspicious_labels(data, outcome, worst, check),
         _class_balance(data, plan, outcome, start),
         _higher_resolution(plan, start),
-        _more_images(data, outcome, source),
+        _more_images(data, outcome, check),
     )
     found = [advice for rule in rules for advice in rule]
     return tuple(found[:MAX_ADVICE])
@@ -94,19 +147,22 @@ def give_advice(
 def _larger_budget(plan: Plan, start: _Command) -> Iterator[Advice]:
     epochs = plan.steps * plan.batch_size / plan.facts.images
     by_budget = plan.seconds is not None and any(choice.field == "duration" for choice in plan.choices)
-    if by_budget and epochs < FEW_EPOCHS:
-        yield Advice(f"only {epochs:.2g} epochs fit into the time budget", start.with_flag("--budget", "1h"))
+    larger = next((text for text in BUDGETS if parse_time(text, "budget") >= 3 * (plan.seconds or 0)), None)
+    if by_budget and epochs < FEW_EPOCHS and larger is not None:
+        number = f"{epochs:.2g}"
+        fit = "1 epoch fits" if number == "1" else f"{number} epochs fit"
+        yield Advice(f"only {fit} into the time budget", start.with_flag("--budget", larger))
 
 
 def _better_weights(plan: Plan, start: _Command) -> Iterator[Advice]:
     """Pre-trained weights help most: on 300 photographs they are worth 10 to 40 points."""
     config, images = plan.config, plan.facts.images
-    if plan.facts.start is None and images < FEW_FOR_WEIGHTS and not plan.facts.tiny:
+    if plan.facts.start is None and images < FEW_FOR_WEIGHTS and plan.facts.side >= MIN_SIDE_FOR_WEIGHTS:
         reason = f"the run started from random weights; {images:,} images are few for that"
-        yield Advice(reason, start.with_flag("--from", DEFAULT_WEIGHTS))
+        yield Advice(reason, start.with_weights(DEFAULT_WEIGHTS))
     elif plan.facts.start is not None and config.architecture.start == DEFAULT_WEIGHTS:
         reason = f"{DEFAULT_WEIGHTS} is small; weights trained on more photographs are usually a much better start"
-        yield Advice(f"{reason} (downloaded once)", start.with_flag("--from", STRONGER_WEIGHTS))
+        yield Advice(f"{reason} (downloaded once)", start.with_weights(STRONGER_WEIGHTS))
 
 
 def _more_epochs(plan: Plan, outcome: Outcome, records: Sequence[dict[str, Any]]) -> Iterator[Advice]:
@@ -124,14 +180,14 @@ def _more_epochs(plan: Plan, outcome: Outcome, records: Sequence[dict[str, Any]]
     yield Advice("the model was still improving on the validation images at the end of the run", command)
 
 
-def _suspicious_labels(data: DataSet, outcome: Outcome, worst: Sequence[Example], source: str) -> Iterator[Advice]:
+def _suspicious_labels(data: DataSet, outcome: Outcome, worst: Sequence[Example], check: str) -> Iterator[Advice]:
     """Wrong predictions with a high probability are often wrong labels."""
     if data.multi_label:
         return
     sure = [e for e in worst if e.answers and e.answers[0][0] not in e.truth and e.answers[0][1] >= SURE]
     if len(sure) >= 2:
         reason = f"{len(sure)} {outcome.split} images contradict their label with a probability of {SURE:.0%} or more"
-        yield Advice(f"{reason}; some labels may be wrong", f"{program()} data {shlex.quote(source)} --check")
+        yield Advice(f"{reason}; some labels may be wrong", check)
 
 
 def _class_balance(data: DataSet, plan: Plan, outcome: Outcome, start: _Command) -> Iterator[Advice]:
@@ -152,7 +208,7 @@ def _higher_resolution(plan: Plan, start: _Command) -> Iterator[Advice]:
     yield Advice(f"{reason}; details may be lost", start.with_flag("--size", str(size)))
 
 
-def _more_images(data: DataSet, outcome: Outcome, source: str) -> Iterator[Advice]:
+def _more_images(data: DataSet, outcome: Outcome, check: str) -> Iterator[Advice]:
     """The class with the lowest recall, if it is not one of the largest."""
     assert outcome.result is not None
     counts = class_counts(data.train, len(data.classes))
@@ -165,7 +221,4 @@ def _more_images(data: DataSet, outcome: Outcome, source: str) -> Iterator[Advic
     name = brief(data.classes[number])
     images = f"{recall:.0%} of its {outcome.split} images, trained on {counts[number]:,}"
     reason = f"{name} has the lowest recall ({images})"
-    yield Advice(
-        f"{reason}; the learning curve of the check says which class needs more images",
-        f"{program()} data {shlex.quote(source)} --check",
-    )
+    yield Advice(f"{reason}; the learning curve of the check says which class needs more images", check)

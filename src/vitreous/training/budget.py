@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +31,6 @@ from vitreous.utils.sizes import pair
 DEFAULT_BUDGET = "10 min"
 SAFETY = 0.85  # part of the budget that the estimate may fill: other programs and rare pauses take time, too
 ENOUGH_EPOCHS = {"fine-tuning": 5, "from scratch": 10}  # with fewer, a smaller image size or model is used first
-EVALUATIONS = 20  # of a run by default, see `plan.evaluate_every`
 STARTUP_SECONDS = {"cpu": 5.0, "cuda": 45.0}  # other devices: as on a CPU. On a GPU, kernels are compiled
 MEASURED_IMAGES = 32  # per pass, at most, on a CPU
 MEASURED_SECONDS = 0.8  # of repeated passes
@@ -39,7 +39,7 @@ MIN_SIDE = 48  # px: image sizes are not reduced below
 
 @dataclass(frozen=True)
 class RunTime:
-    """The seconds that the parts of a run take on this device."""
+    """The seconds that the parts of a run take on this device, and how often it is evaluated."""
 
     train_image: float  # forward and backward pass of one image
     evaluate_image: float
@@ -49,10 +49,17 @@ class RunTime:
     weights_evaluated: int  # 2 with an EMA
     repeats: float  # runs of this length: more than 1 with a learning-rate search
     device: torch.device
+    batch_size: int
+    evaluate_every: str | None = None
+
+    def evaluations(self, epochs: float) -> float:
+        steps = max(1, round(epochs * self.train_images / self.batch_size))
+        every = durations.evaluation_interval(self.evaluate_every, steps, self.batch_size, self.train_images)
+        return -(-steps // every)
 
     def of_epochs(self, epochs: float) -> float:
         """Return the seconds of a run of this many epochs."""
-        evaluations = min(EVALUATIONS, max(1.0, epochs)) if self.val_images else 0.0
+        evaluations = self.evaluations(epochs) if self.val_images else 0
         training = epochs * self.train_images * self.train_image
         evaluating = evaluations * self.val_images * self.weights_evaluated * self.evaluate_image
         return self.once + self.repeats * (training + evaluating)
@@ -98,13 +105,15 @@ def fit_to_budget(given: TrainConfig, data: DataSet, facts: Facts, world: World)
         epochs = run_time.epochs_within(SAFETY * seconds)
         if epochs >= enough:
             break
-    return _with_duration(config, choices, facts, run_time, epochs, text)
+    return _with_duration(candidate, config, choices, facts, run_time, epochs, text)
 
 
 def _candidates(given: TrainConfig, facts: Facts) -> Iterator[tuple[TrainConfig, dict[str, Any], str]]:
     """The given settings, then cheaper ones: the config, what it reduces, and the reason ({} is the budget)."""
     yield given, {}, ""
     architecture = given.architecture
+    if given.schedule.progressive:  # its sizes are relative to the image size
+        return
     if facts.start is not None and architecture.image_size is None:
         for size in _smaller_sizes(facts.start.model):
             reduced = {"image_size": size}
@@ -125,9 +134,15 @@ def _smaller_sizes(model: ViTConfig | BiTConfig) -> Iterator[int | tuple[int, in
 
 
 def _with_duration(
-    config: TrainConfig, choices: list[Choice], facts: Facts, run_time: RunTime, epochs: float, budget: str
+    given: TrainConfig,
+    config: TrainConfig,
+    choices: list[Choice],
+    facts: Facts,
+    run_time: RunTime,
+    epochs: float,
+    budget: str,
 ) -> FittedSettings:
-    """Shorten the default duration if it does not fit, and explain the choice."""
+    """Shorten the default duration if it does not fit, and explain the choice. `config`: `given` with `choices`."""
     default = next(choice for choice in choices if choice.field == "duration")
     batch, images = config.schedule.batch_size or 1, facts.images
     default_epochs = durations.run_length(str(default.value), batch_size=batch, images=images) * batch / images
@@ -144,12 +159,13 @@ def _with_duration(
         value, chosen = f"{steps} step{'' if steps == 1 else 's'}", steps * batch / images
         why = f"all that fits into {budget} ({speed}); without a budget: {default.value}"
     if chosen < min(default_epochs, ENOUGH_EPOCHS["from scratch" if facts.start is None else "fine-tuning"]):
-        note = (
-            f"only {chosen:.3g} epochs fit into {budget}, which is too short for a good result: use a larger --budget,"
-            f" or --epochs {math.ceil(default_epochs)}"
-        )
-    choices = [Choice("duration", value, why) if choice is default else choice for choice in choices]
-    fitted = config.with_(duration=value, budget=None)
+        fit = "1 epoch fits" if f"{chosen:.3g}" == "1" else f"{chosen:.3g} epochs fit"
+        longer = f"use a larger --budget, or --epochs {shlex.quote(str(default.value).removesuffix(' epochs'))}"
+        note = f"only {fit} into {budget}, which is too short for a good result: {longer}"
+    # Choose again: other settings, such as the warm-up in the paper, depend on the duration.
+    fitted, again = defaults.choose_defaults(given.with_(duration=value, budget=None), facts)
+    by_field = {choice.field: choice for choice in (*again, Choice("duration", value, why))}
+    choices = [by_field.get(choice.field, choice) for choice in choices]
     return FittedSettings(fitted, choices, run_time.of_epochs(chosen), note)
 
 
@@ -160,11 +176,12 @@ def estimate_run_time(config: TrainConfig, data: DataSet, facts: Facts, world: W
     model_config = defaults.make_model_config(config, facts)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a model draws its initial weights
         train_image, evaluate_image = _measure(config, model_config, device, precision)
-    mean = torch.tensor([train_image, evaluate_image], device=device)
-    world.all_reduce([mean])  # all processes must choose the same number of epochs
-    train_image, evaluate_image = (mean / world.size**2).tolist()  # the mean time, for images shared by all processes
+    times = torch.tensor([train_image, evaluate_image, facts.decode_seconds], device=device)
+    world.all_reduce([times])  # all processes must choose the same number of epochs
+    train_image, evaluate_image, decode = (times / world.size).tolist()
+    train_image, evaluate_image = train_image / world.size, evaluate_image / world.size  # the processes share the work
     splits = {name: len(source) for name, source in data.splits.items()}
-    reading = sum(splits.values()) * facts.decode_seconds / max(1, min(16, os.cpu_count() or 1))
+    reading = sum(splits.values()) * decode / max(1, min(16, os.cpu_count() or 1))
     last = splits.get("test", splits.get("val", 0)) * evaluate_image
     return RunTime(
         train_image,
@@ -175,6 +192,8 @@ def estimate_run_time(config: TrainConfig, data: DataSet, facts: Facts, world: W
         2 if config.optimiser.ema else 1,
         1 + _search_runs(config, facts),
         device,
+        config.schedule.batch_size or 1,
+        config.run.evaluate_every,
     )
 
 

@@ -23,7 +23,7 @@ from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing, default_preprocessing
 from vitreous.training import durations, initial_weights
-from vitreous.training.config import TrainConfig
+from vitreous.training.config import Architecture, TrainConfig
 from vitreous.training.initial_weights import InitialWeights
 from vitreous.training.paper_settings import PAPER_WARMUP, TABLE_4
 from vitreous.utils.sizes import pair
@@ -32,6 +32,7 @@ SAMPLED_IMAGES = 64  # images whose size is read
 FEW_IMAGES = 5_000  # training images: with fewer, models are smaller and augmentation is weaker
 TINY_SIDE = 12  # px
 DEFAULT_WEIGHTS = "vitreous-mini"  # the checkpoint in the package
+PATCH_OF_WEIGHTS = 8  # px: patch size of DEFAULT_WEIGHTS
 FEW_FOR_WEIGHTS = 20_000  # training images: with fewer, a run starts from DEFAULT_WEIGHTS
 MIN_SIDE_FOR_WEIGHTS = 24  # px: smaller images do not look like those that DEFAULT_WEIGHTS was trained on
 FROM_SCRATCH = "none"  # value of `start`
@@ -95,17 +96,29 @@ def collect_facts(data: DataSet, start: InitialWeights | None = None) -> Facts:
 def choose_start(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, list[Choice]]:
     """Choose the initial weights if they are not given: the checkpoint in the package for a small number of images.
 
-    Options that describe another model, and `start="none"`, mean random weights.
+    Options that describe another model, and `start="none"`, mean random weights (None in the config).
     """
     given = config.architecture
     if given.start is not None:
         return (config.with_(start=None) if given.start == FROM_SCRATCH else config), []
-    own_model = any(value is not None for name, value in vars(given).items() if name not in NOT_OF_ANOTHER_MODEL)
-    divisible = given.image_size is None or not any(side % 8 for side in pair(given.image_size))
-    if own_model or not divisible or facts.images >= FEW_FOR_WEIGHTS or facts.side < MIN_SIDE_FOR_WEIGHTS:
-        return config, []
+    if (why := _why_random_weights(given, facts)) is not None:
+        return config, [Choice("start", None, f"random weights: {why}")]
     why = f"the checkpoint in the package, for fewer than {FEW_FOR_WEIGHTS:,} images; --from none trains from scratch"
     return config.with_(start=DEFAULT_WEIGHTS), [Choice("start", DEFAULT_WEIGHTS, why)]
+
+
+def _why_random_weights(given: Architecture, facts: Facts) -> str | None:
+    """Why DEFAULT_WEIGHTS are not used by default. None: they are."""
+    own = [name for name, value in vars(given).items() if value is not None and name not in NOT_OF_ANOTHER_MODEL]
+    if own:
+        return f"the model is described by other options ({', '.join(own)})"
+    if facts.images >= FEW_FOR_WEIGHTS:
+        return _count_reason(facts, FEW_FOR_WEIGHTS)
+    if facts.side < MIN_SIDE_FOR_WEIGHTS:
+        return f"the images are smaller ({facts.side} px) than those that {DEFAULT_WEIGHTS} was trained on"
+    if given.image_size is not None and any(side % PATCH_OF_WEIGHTS for side in pair(given.image_size)):
+        return f"the size is not a multiple of {PATCH_OF_WEIGHTS}, the patch size of {DEFAULT_WEIGHTS}"
+    return None
 
 
 def _sample_sizes(source: Source) -> Iterator[tuple[int, int]]:

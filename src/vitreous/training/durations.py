@@ -77,6 +77,16 @@ def run_length(duration: str | float, *, batch_size: int, images: int, name: str
     return total
 
 
+def evaluation_interval(duration: str | None, steps: int, batch_size: int, images: int) -> int:
+    """Return the steps between evaluations. None: 20 evaluations per run, at most one per epoch."""
+    if duration is None:
+        return max(1, round(images / batch_size), steps // 20)
+    every = duration_steps(duration, batch_size=batch_size, images=images, total_steps=steps, name="evaluate_every")
+    if every == 0:
+        raise VitreousError(f"evaluate_every = {duration!r}: expected more than 0")
+    return every
+
+
 def _parse_duration(duration: object, name: str, default_unit: Unit) -> tuple[float, Unit]:
     """Return a finite number of 0 or more, and its unit."""
     given = f"{name} = {brief(duration)}"

@@ -105,7 +105,8 @@ def _describe_selection(loop: TrainingLoop, split: str) -> tuple[str, ...]:
     metric = config.run.best_by or "top1"
     kind = "EMA weights" if best.weights == "ema" else "weights"
     evaluations = f"the best of {count} evaluations on" if count > 1 else "evaluated once on"
-    images = f"{len(loaders.val.indices):,} validation images"
+    everywhere = replace(loaders.val, rank=0, ranks=1)  # the images of all processes
+    images = f"{len(everywhere.indices):,} validation images"
     how = f"{kind} of step {best.step:,}, selected by {metric}: {evaluations} {images}"
     if split == "test":
         return (f"best.safetensors, the {how}; not selected with the test images", *learning_rate)

@@ -88,7 +88,7 @@ def check_unused_options(given: TrainConfig, config: TrainConfig, data: DataSet)
         raise VitreousError("lr and lr_candidates: give one learning rate, or several to select from")
     if given.schedule.budget is not None and given.schedule.duration is not None:
         both = f"budget = {given.schedule.budget!r} and duration = {given.schedule.duration!r}"
-        raise VitreousError(f"{both}: give the time or the length of the run, not both")
+        raise VitreousError(f"{both}: give the time or the length of the run, not both; a recipe may set the length")
     for name in ("dev_fraction", "candidate_duration"):
         if getattr(tuning, name) != getattr(Finetuning(), name) and not config.finetuning.lr_candidates:
             raise VitreousError(f"{name}: has no effect without lr_candidates")

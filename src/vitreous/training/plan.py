@@ -103,7 +103,7 @@ def make_plan(
     batch, images = config.schedule.batch_size or 0, facts.images
     steps = durations.run_length(config.schedule.duration or "", batch_size=batch, images=images)
     schedule = schedules.build_schedule(config.schedule, steps, batch, images)
-    evaluate_every = _evaluation_interval(config, steps, batch, images)
+    evaluate_every = durations.evaluation_interval(config.run.evaluate_every, steps, batch, images)
     model = _check_buildable(config, data, model_config, facts)
     part = trainable_part(model)
     micro, memory, memory_note = _choose_micro_batch(config, model_config, precision, part, device)
@@ -182,19 +182,6 @@ def _progressive_stages(
         texts = " ".join(config.schedule.progressive)
         raise VitreousError(f"progressive = {texts!r}: no steps are left for the full size, {full[0]} px")
     return tuple(stages)
-
-
-def _evaluation_interval(config: TrainConfig, steps: int, batch: int, images: int) -> int:
-    """Steps between evaluations."""
-    duration = config.run.evaluate_every
-    if duration is None:
-        return max(1, round(images / batch), steps // 20)
-    every = durations.duration_steps(
-        duration, batch_size=batch, images=images, total_steps=steps, name="evaluate_every"
-    )
-    if every == 0:
-        raise VitreousError(f"evaluate_every = {duration!r}: expected more than 0")
-    return every
 
 
 def _choose_micro_batch(

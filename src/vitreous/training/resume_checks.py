@@ -31,6 +31,11 @@ def check_same_config(stored: TrainConfig, requested: TrainConfig, directory: Ru
     before, now = stored.flat(), requested.flat()
     if now["start"] is not None:
         now["start"] = initial_weights.absolute_source(now["start"])
+    if now["budget"] is not None and before["budget"] is None:
+        raise VitreousError(
+            f"budget = {now['budget']!r}: only for new runs; {directory.path} keeps its length of {before['duration']},"
+            " and a longer --epochs extends it"
+        )
     differences = [
         f"  {name}: {before[name]!r} in the run, {now[name]!r} now"
         for name in before

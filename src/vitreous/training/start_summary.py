@@ -63,7 +63,9 @@ def describe_initial_weights(plan: Plan) -> str:
 
 
 def format_value(value: Any) -> str:
-    """The value of a setting: floats with four digits, image sizes as "16 x 24", other tuples with commas."""
+    """The value of a setting: floats with four digits, image sizes as "16 x 24", other tuples with commas, "none"."""
+    if value is None:
+        return "none"
     if isinstance(value, tuple | list):
         return (", " if isinstance(value[0], float) else " x ").join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

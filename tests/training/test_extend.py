@@ -246,6 +246,23 @@ def test_learning_rate_search(folder: Path, tmp_path: Path) -> None:
         resume(unfinished, duration="18 steps", quiet=True)
 
 
+def test_files_of_another_version_and_damaged_files(copy: Path) -> None:
+    """The error names the file, and says what to do."""
+    result, description = (copy / "result.json").read_text(), json.loads((copy / "config.json").read_text())
+    for content in ("null", '{"result": {"top1": 1}}'):
+        (copy / "result.json").write_text(content)
+        with pytest.raises(VitreousError, match=rf"^{copy}/result\.json is damaged .*: remove it, and resume the run"):
+            resume(copy, duration="24 steps", quiet=True)
+    (copy / "result.json").write_text(result)
+    newer = {**description, "vitreous": "9.9", "config": {**description["config"], "new_field": 3}}
+    (copy / "config.json").write_text(json.dumps(newer))
+    with pytest.raises(VitreousError, match=rf"^{copy} was written by version '9\.9' of Vitreous, and this is"):
+        resume(copy, duration="24 steps", quiet=True)
+    (copy / "config.json").write_text("[]")
+    with pytest.raises(VitreousError, match=rf"^{copy}: config\.json holds a list"):
+        resume(copy, duration="24 steps", quiet=True)
+
+
 def test_state_is_missing(copy: Path) -> None:
     shutil.rmtree(copy / "state")
     with pytest.raises(VitreousError, match=r"cannot be extended: it has no saved training state.*--from"):

@@ -59,7 +59,7 @@ def base_config(arguments: Sequence[str], by_recipe: Callable[[str | None], Trai
     if (run := _value_of("--resume", arguments)) is not None:
         from vitreous.training.run_directory import RunDirectory
 
-        return TrainConfig.from_flat(RunDirectory.open(run).description()["config"])
+        return RunDirectory.open(run).config()
     return by_recipe(_value_of("--recipe", arguments))
 
 

@@ -18,7 +18,6 @@ from vitreous.training.resume_checks import CHANGEABLE_FIELDS
 from vitreous.training.run_directory import RunDirectory
 from vitreous.training.run_progress import RunProgress
 from vitreous.utils.environment import command, program
-from vitreous.utils.json_files import read_json
 
 LENGTH_FIELDS = ("duration", "warmup", "progressive", "rsqrt_timescale")  # fields that a new length changes
 
@@ -51,9 +50,9 @@ def read_legs(description: dict[str, Any]) -> tuple[Leg, ...]:
     try:
         legs = tuple(Leg(**values) for values in description.get("legs") or ())
     except TypeError as error:
-        raise VitreousError("legs are damaged") from error
+        raise VitreousError("config.json or result.json: the legs are damaged") from error
     if not all(type(leg.steps) is type(leg.first_step) is int and isinstance(leg.duration, str) for leg in legs):
-        raise VitreousError("legs are damaged")
+        raise VitreousError("config.json or result.json: the legs are damaged")
     return legs
 
 
@@ -242,8 +241,11 @@ def _length(config: TrainConfig, steps: int) -> str:
 
 def _result_so_far(directory: RunDirectory) -> dict[str, Any] | None:
     """Split, images and metrics of result.json."""
-    values = read_json(directory.path / "result.json")
+    values = directory.result()
     if not values.get("result"):
         return None
-    result = result_from_json(values["result"])
+    try:
+        result = result_from_json(values["result"])
+    except VitreousError as error:
+        raise directory.damaged_result(error) from error
     return {"split": str(values.get("split", "")), "images": result.images, **result.summary()}

@@ -12,7 +12,7 @@ from vitreous.training.legs import Leg, length_change, read_legs
 from vitreous.training.plan import Plan
 from vitreous.training.run_directory import RunDirectory
 from vitreous.utils.atomic import atomic_file
-from vitreous.utils.json_files import dump_json, read_json
+from vitreous.utils.json_files import dump_json
 from vitreous.utils.progress import format_duration
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def is_complete(directory: RunDirectory) -> bool:
     if not path.is_file():
         return False
     legs = directory.description().get("legs") or ()
-    return not legs or len(read_json(path).get("legs") or ()) == len(legs)
+    return not legs or len(directory.result().get("legs") or ()) == len(legs)
 
 
 def write_outcome(directory: RunDirectory, outcome: Outcome, best: BestWeights | None) -> None:
@@ -58,16 +58,13 @@ def write_outcome(directory: RunDirectory, outcome: Outcome, best: BestWeights |
 
 def read_outcome(directory: RunDirectory) -> Outcome:
     """Read result.json of a complete run."""
-    path = directory.path / "result.json"
-    values = read_json(path)
+    values = directory.result()
     try:
         result = None if values["result"] is None else result_from_json(values["result"])
         split, steps, seconds = str(values["split"]), int(values["steps"]), float(values["seconds"])
         selection, legs = tuple(map(str, values.get("selection", ()))), read_legs(values)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise VitreousError(
-            f"{path} is damaged ({error}): remove it, and resume the run to evaluate the weights again"
-        ) from error
+    except (VitreousError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise directory.damaged_result(error) from error
     return Outcome(directory.path, split, result, steps, seconds, selection, legs)
 
 

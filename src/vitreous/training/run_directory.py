@@ -11,8 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vitreous.errors import VitreousError, refuse_url
-from vitreous.training.config import RENAMED_FIELDS
+from vitreous import __version__
+from vitreous.errors import VitreousError, brief, one_line, refuse_url
+from vitreous.training.config import RENAMED_FIELDS, TrainConfig
 from vitreous.utils.atomic import atomic_file, check_output, replace_folder
 from vitreous.utils.console import printable
 from vitreous.utils.environment import program
@@ -148,7 +149,10 @@ class RunDirectory:
 
     def description(self) -> dict[str, Any]:
         """Read config.json and check it."""
-        values = read_json(self.path / "config.json")
+        try:
+            values = read_json(self.path / "config.json")
+        except VitreousError as error:
+            raise VitreousError(f"{self.path}: {error}") from error
         for name, kind in DESCRIPTION_FIELDS.items():
             if not isinstance(values.get(name), kind):
                 raise VitreousError(
@@ -161,6 +165,33 @@ class RunDirectory:
             if old in values["config"]:
                 values["config"][new] = values["config"].pop(old)
         return values
+
+    def config(self) -> TrainConfig:
+        """The settings in config.json."""
+        description = self.description()
+        try:
+            return TrainConfig.from_flat(description["config"])
+        except VitreousError as error:
+            version = description.get("vitreous", __version__)
+            if version == __version__:
+                raise VitreousError(f"{self.path / 'config.json'}: {one_line(error)}") from error
+            raise VitreousError(
+                f"{self.path} was written by version {brief(version)} of Vitreous, and this is version {__version__}:"
+                f" continue the run with its own version ({one_line(error)})"
+            ) from error
+
+    def result(self) -> dict[str, Any]:
+        """Read result.json."""
+        try:
+            return read_json(self.path / "result.json")
+        except VitreousError as error:
+            raise self.damaged_result(error) from error
+
+    def damaged_result(self, reason: object) -> VitreousError:
+        return VitreousError(
+            f"{self.path / 'result.json'} is damaged ({reason}): remove it, and resume the run to evaluate the weights"
+            " again"
+        )
 
     @contextmanager
     def locked(self, is_main: bool = True) -> Iterator[None]:

@@ -86,7 +86,7 @@ def resume(
     directory, world = RunDirectory.open(run), World.current()
     reporter = ProgressReporter(quiet or not world.is_main)
     description = directory.description()
-    stored = TrainConfig.from_flat(description["config"])
+    stored = directory.config()
     config = TrainConfig.from_flat({**(config or stored).flat(), **fields})
     check_same_config(stored, config, directory)
     if is_complete(directory) and config.schedule.duration == stored.schedule.duration:
@@ -157,7 +157,7 @@ def _continue(
 ) -> Outcome:
     """Continue a run that is not complete, or extend it if its duration has changed."""
     check_same_data(data, directory)
-    stored, complete = TrainConfig.from_flat(directory.description()["config"]), is_complete(directory)
+    stored, complete = directory.config(), is_complete(directory)
     extension = None
     if config.schedule.duration != stored.schedule.duration:
         extension = legs.plan_extension(directory, stored, config, len(data.train), complete)

@@ -123,6 +123,7 @@ def test_a_model_that_was_trained_on_the_images(folder: Path, tmp_path: Path) ->
         (("--check", "--out", "new", "--model", "gone.safetensors"), "gone.safetensors"),
         (("--check", "--device", "tpu"), "device = 'tpu'"),
         (("--check", "--out", "photos/check"), "photos/check is in the data folder"),
+        (("--check", "--out", "new", "--cache", "photos/c"), "photos/c is in the data folder"),
     ],
 )
 def test_mistakes(folder: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -139,6 +140,8 @@ def test_odd_folders(tmp_path: Path) -> None:
     check = package.check_data(tmp_path / "two", cache=tmp_path / "cache", reading=Reading(val_fraction=0))
     assert (check.suspects, check.copies, check.error_rate) == ((), (), None)
     assert "two classes" in check.notes[-1]
+    assert any("outliers were not searched for" in note for note in check.notes)
+    assert not any(line.startswith("Labels") for line in check.method)
     for name in "ab":
         (tmp_path / "two" / name / "a.png").write_bytes(b"text")
     with pytest.raises(VitreousError, match=r"images .* can be read.*a\.png"):

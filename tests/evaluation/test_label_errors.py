@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vitreous.evaluation.data_check_labels import find_label_problems
 from vitreous.evaluation.label_errors import LabelErrors, confident_mistakes, estimate_label_errors
 from vitreous.evaluation.out_of_fold import assign_folds, out_of_fold_probabilities, select_head
 
@@ -69,3 +70,19 @@ def test_copies_share_a_fold_and_classes_are_spread() -> None:
         counts = fold[labels == number].bincount(minlength=5)
         assert counts.max() - counts.min() <= 1
     assert torch.equal(fold, assign_folds(labels, groups))
+
+
+def test_labels_are_not_judged_by_poor_features() -> None:
+    """60 overlapping classes of 10 images, all labelled correctly: the classifier is wrong, not the labels."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60).repeat(10)
+    means = torch.randn(60, 40, generator=generator) + 3 * torch.randn(1, 40, generator=generator)
+    sizes = torch.randn(600, 40, generator=generator).abs() ** 1.5
+    features = means[labels] + 2 * sizes * torch.randn(600, 40, generator=generator).sign()
+    checked = find_label_problems(features, labels, torch.arange(600), [f"class {i}" for i in range(60)])
+    assert checked.accuracy is not None
+    assert 0.2 < checked.accuracy < 0.5
+    assert (checked.suspects, checked.rate, checked.judged) == ((), None, 0)  # the mixture would report half of them
+    assert checked.separation is not None
+    assert "labels were not checked" in checked.notes[-1]
+    assert "--model" in checked.notes[-1]

@@ -26,7 +26,7 @@ from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.learning_curve import LearningCurve
 from vitreous.evaluation.near_duplicates import find_near_duplicates, grey_contrast, nearest_neighbours
 from vitreous.evaluation.out_of_fold import FOLDS
-from vitreous.evaluation.outliers import find_outliers, tiny_limit
+from vitreous.evaluation.outliers import MAX_SHARE, MIN_IMAGES, MIN_SHOWN, RANK, find_outliers, tiny_limit
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
 
 NEIGHBOURS = 6
@@ -147,6 +147,11 @@ def find_data_problems(
     labels = images.labels[readable]
     checked = find_label_problems(features, labels, groups, data.classes, bar)
     outliers, distances = find_outliers(neighbours)
+    few = (
+        (f"outliers were not searched for: at least {MIN_IMAGES} readable images are needed",)
+        if len(readable) < MIN_IMAGES
+        else ()
+    )
     median = float(distances.median())
     odd = [
         OddImage("outlier", int(readable[i]), f"distance {float(distances[i]):.3f}, median {median:.3f}")
@@ -163,9 +168,9 @@ def find_data_problems(
         curve=checked.curve,
         accuracy=checked.accuracy,
         judged=checked.judged,
-        method=_method(evaluated, data.multi_label),
+        method=_method(evaluated, labels_checked=checked.accuracy is not None),
         warnings=_training_warnings(evaluated, signatures.digests),
-        notes=(*_split_notes(data), *data.notes, *checked.notes),
+        notes=(*_split_notes(data), *data.notes, *few, *checked.notes),
     )
 
 
@@ -253,7 +258,7 @@ def _training_warnings(evaluated: EvaluatedModel, digests: Tensor) -> tuple[str,
     return ()
 
 
-def _method(evaluated: EvaluatedModel, multi_label: bool) -> tuple[str, ...]:
+def _method(evaluated: EvaluatedModel, *, labels_checked: bool) -> tuple[str, ...]:
     features = f"Features: the input of the head of {evaluated.name}"
     if evaluated.name == "vitreous-mini":
         features += ", which was trained on the training images of CIFAR-10 and Imagenette and on no others"
@@ -268,10 +273,10 @@ def _method(evaluated: EvaluatedModel, multi_label: bool) -> tuple[str, ...]:
         " photographs of the same scene are not"
     )
     outliers = (
-        "Outliers: images far from their 5th nearest neighbour in feature space, at most 1% of the images. They are"
-        " unusual, not necessarily wrong"
+        f"Outliers: images far from their {RANK}th nearest neighbour in feature space, at most {MAX_SHARE:.0%} of the"
+        f" images, or {MIN_SHOWN} if that is more. They are unusual, not necessarily wrong"
     )
-    return (features, *(() if multi_label else (labels,)), copies, outliers)
+    return (features, *((labels,) if labels_checked else ()), copies, outliers)
 
 
 def describe_copies(check: DataCheck) -> str:

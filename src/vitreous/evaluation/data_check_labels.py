@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.errors import format_count, summarize_names
 from vitreous.evaluation.class_separation import ClassPair, ClassSeparation, separate_classes
 from vitreous.evaluation.fewshot import check_features
-from vitreous.evaluation.label_errors import confident_mistakes, estimate_label_errors
+from vitreous.evaluation.label_errors import MIN_ACCURACY, confident_mistakes, estimate_label_errors
 from vitreous.evaluation.learning_curve import ClassNeed, LearningCurve, curve_sets, measure_learning_curve
 from vitreous.evaluation.out_of_fold import CANDIDATES, FOLDS, assign_folds, out_of_fold_probabilities, select_head
 from vitreous.evaluation.probe import fit_schedule
@@ -59,24 +59,36 @@ def find_label_problems(
     large = (distinct >= MIN_PER_CLASS).nonzero()[:, 0]
     small = [classes[i] for i in ((distinct > 0) & (distinct < MIN_PER_CLASS)).nonzero()[:, 0].tolist()]
     notes = []
+    if len(large) < 2:
+        needed = f"two classes with at least {MIN_PER_CLASS} different images each are needed"
+        return CheckedLabels(notes=(f"labels were not checked: {needed}",))
     if small:
         notes.append(
             f"labels of {format_count(len(small), 'class')} were not checked, since they have fewer than"
             f" {MIN_PER_CLASS} different images: {summarize_names(small)}"
         )
-    if len(large) < 2:
-        needed = f"two classes with at least {MIN_PER_CLASS} different images each are needed"
-        return CheckedLabels(notes=(*notes, f"labels were not checked: {needed}"))
     rows = torch.isin(labels, large).nonzero()[:, 0]
     compact = torch.searchsorted(large, labels[rows])
     found = _check_compact(features[rows], compact, groups[rows], bar)
     if found.accuracy is not None and found.accuracy < POOR_ACCURACY:
-        notes.append(
-            f"only {found.accuracy:.0%} of the images are predicted as they are labelled: many labels are wrong, or"
-            " these features separate the classes poorly; then label errors are missed, and another model may be better"
-            " (--model)"
-        )
+        notes.append(_poor_features(found.accuracy))
     return replace(_with_class_numbers(found, rows, large), notes=tuple(notes))
+
+
+def _poor_features(accuracy: float) -> str:
+    cause = (
+        f"only {accuracy:.0%} of the images are predicted as they are labelled: many labels are wrong, or these"
+        " features separate the classes poorly"
+    )
+    if accuracy < MIN_ACCURACY:
+        return (
+            f"labels were not checked: {cause}. Below {MIN_ACCURACY:.0%}, mistakes of the classifier look like wrong"
+            " labels. Use a model with better features (--model)"
+        )
+    return (
+        f"{cause}; then label errors are missed, and correct labels are suspected. Another model may be better"
+        " (--model)"
+    )
 
 
 def _check_compact(features: Tensor, labels: Tensor, groups: Tensor, bar: ProgressBar) -> CheckedLabels:
@@ -90,6 +102,10 @@ def _check_compact(features: Tensor, labels: Tensor, groups: Tensor, bar: Progre
         keep |= _lonely(labels, keep, classes)
         second = out_of_fold_probabilities(features, labels, fold, head, classes, keep=keep, tick=tick)
         curve = measure_learning_curve(features, labels, fold, head, first, tick)
+    accuracy = float((first.argmax(1) == labels).double().mean())
+    separation = separate_classes(first, labels)
+    if accuracy < MIN_ACCURACY:
+        return CheckedLabels(separation=separation, curve=curve, accuracy=accuracy)
     errors = estimate_label_errors(second, labels)
     suspects = tuple(
         LabelSuspect(
@@ -102,8 +118,6 @@ def _check_compact(features: Tensor, labels: Tensor, groups: Tensor, bar: Progre
         )
         for index in errors.suspects.tolist()
     )
-    accuracy = float((first.argmax(1) == labels).double().mean())
-    separation = separate_classes(first, labels)
     return CheckedLabels(suspects, errors.rate, separation, curve, accuracy, images)
 
 

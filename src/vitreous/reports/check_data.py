@@ -62,8 +62,10 @@ def write_data_check(  # noqa: PLR0913 (the arguments of `check_data`, and how p
     note: Callable[[Sequence[str]], None] = lambda texts: None,
 ) -> DataCheck:
     """Check a data set as `check_data` does. `note` is called with notes about the model before the work starts."""
+    if cache is not None:
+        _refuse_inside(Path(cache), source, "--cache")
     if out is not None:
-        _refuse_inside(out, source)
+        _refuse_inside(out, source, "--out")
         check_output(out, overwrite, _own_files)
     data = open_data(source, reading)
     evaluated = open_model(model, options.device)
@@ -75,12 +77,12 @@ def write_data_check(  # noqa: PLR0913 (the arguments of `check_data`, and how p
     return check
 
 
-def _refuse_inside(out: Path, source: str | os.PathLike[str]) -> None:
-    """Raise an error if the output would be in the data folder: the next command would take it for a class."""
+def _refuse_inside(out: Path, source: str | os.PathLike[str], option: str) -> None:
+    """Raise an error if a folder of results would be in the data folder: the next command would take it for a class."""
     folder = Path(source).expanduser()
     if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise VitreousError(
-            f"{out} is in the data folder, where it would count as a class: give another folder (--out)"
+            f"{out} is in the data folder, where it would count as a class: give another folder ({option})"
         )
 
 

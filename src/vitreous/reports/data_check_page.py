@@ -162,7 +162,8 @@ def _suspects(check: DataCheck, thumbnails: _Thumbnails) -> str:
 
 
 def _copies(check: DataCheck, thumbnails: _Thumbnails) -> str:
-    lead = f'<p class="quiet">{_sentence(describe_copies(check))}. Leaks come first, then different labels.</p>'
+    order = " Leaks come first, then different labels." if len(check.copies) > 1 else ""
+    lead = f'<p class="quiet">{_sentence(describe_copies(check))}.{order}</p>'
     groups = "".join(_copy_group(check, thumbnails, group) for group in check.copies[:MAX_GROUPS])
     return f"{lead}{groups}{_more(len(check.copies), MAX_GROUPS)}"
 

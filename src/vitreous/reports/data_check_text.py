@@ -25,7 +25,7 @@ VERDICTS = {"more": "more pictures help", "enough": "more pictures hardly help",
 def describe_suspects(check: DataCheck) -> str:
     """Return how many labels are probably wrong, of how many, and the estimated share of wrong labels."""
     if check.error_rate is None or check.accuracy is None:
-        return "not checked"
+        return "not checked; the notes say why"
     expected = sum(suspect.wrong for suspect in check.suspects)
     estimate = (
         f"estimated share of wrong labels {100 * check.error_rate:.1f}%;"
@@ -34,7 +34,7 @@ def describe_suspects(check: DataCheck) -> str:
     of = f"of {check.judged:,} images"
     if not check.suspects:
         return f"none {of}; {estimate}"
-    return f"{len(check.suspects):,} {of}, an estimated {expected:.0f} of them really wrong; {estimate}"
+    return f"{len(check.suspects):,} {of}, an estimated {expected:,.0f} of them really wrong; {estimate}"
 
 
 def describe_pair(pair: ClassPair, classes: tuple[str, ...]) -> str:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from helpers import tiny_vit
-from vitreous import save
+from vitreous import load, save
 from vitreous.cli import main
 from vitreous.evaluation.calibration_images import encode_digests
 from vitreous.models.calibration import Calibration
@@ -100,6 +100,16 @@ def test_calibrate_and_evaluate(folder: Path, capsys: pytest.CaptureFixture[str]
     assert one["precision_recall"]["micro"]["recall"][-1] == 1
     assert run(*evaluate, "--size", 16, 24) == 0
     assert "at 24: not applied" in capsys.readouterr().out
+
+
+def test_statements_about_thresholds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("calibrate", "m.safetensors", "photos", "--classes", "map.json", "--out", "c.safetensors", "--workers", 0)
+    assert run(*common, "--confidence", 0.5) == 2
+    assert "confidence = 0.5 has no effect without a precision" in capsys.readouterr().err
+    assert run(*common, "--precision", 0.3, "--confidence", 0.996) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "requested precision: 0.3 for each row of the table, with 99.6% confidence" in out  # not 100%
+    assert "(with 99.6% confidence)" in str(load("c.safetensors").calibration)
 
 
 def test_results_per_image(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

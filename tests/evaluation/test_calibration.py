@@ -1,6 +1,7 @@
 """Temperature and thresholds, compared with scipy and simulations; calibrated checkpoints."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,15 @@ def test_calibrate(calibrated: tuple[Path, Any]) -> None:
     assert 100 < len(kept) < 450
     assert np.mean([predicted == label for predicted, label in kept]) >= 0.85
     assert all(one.rejected == (not one.predicted) for one in predictions)
+
+
+def test_a_class_without_images_is_reported(calibrated: tuple[Path, Any], tmp_path: Path) -> None:
+    data = shades(tmp_path / "photos", 60, 3)
+    shutil.rmtree(data / "grey")
+    report = vitreous.calibrate(calibrated[0] / "m.safetensors", data, tmp_path / "c.safetensors", precision=0.6)
+    assert report.calibration.thresholds is not None
+    assert [one is None for one in report.calibration.thresholds] == [False, True, False]
+    assert "all predictions of 'grey' are rejected: no image of the data has this label" in report.notes
 
 
 def test_calibrate_refuses(calibrated: tuple[Path, Any], tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ class ThresholdOptions:
     """Precision that accepted predictions must reach, such as 0.95. Chooses the smallest threshold for each class that
     has enough images, and a common one for the other classes. Default: no thresholds."""
     confidence: Annotated[float, tyro.conf.arg(metavar="C")] = 0.95
-    """Probability that the precision is reached on new images of the same kind. 0: it is reached on the images of DATA
-    only, without a guarantee."""
+    """Probability, for each threshold, that the precision is reached on new images of the same kind. 0: it is reached
+    on the images of DATA only, without a guarantee."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,7 @@ def print_calibration(report: "CalibrationReport") -> None:
 
 def print_thresholds(report: "CalibrationReport") -> None:
     from vitreous.evaluation.metrics import format_interval
+    from vitreous.models.calibration import format_confidence
 
     groups = sorted(report.groups, key=lambda group: (group.threshold is not None, group.precision or 0))
     if len(groups) > MAX_GROUPS:
@@ -182,9 +183,10 @@ def print_thresholds(report: "CalibrationReport") -> None:
     if found.precision is not None and found.interval is not None:
         precision = f"{found.precision:.1%} (95% interval, Wilson: {format_interval(found.interval)})"
     sure = (
-        f"with {calibration.confidence:.0%} confidence for new images of the same kind (exact binomial test)"
+        f"with {format_confidence(calibration.confidence)} for new images of the same kind (exact binomial test)"
         if calibration.confidence
         else "measured on these images: NOT guaranteed for new ones"
     )
-    print_line(f"\nrequested precision: {found.wanted:.4g}, {sure}; in the table: measured on the images above")
+    print_line(f"\nrequested precision: {found.wanted:.4g} for each row of the table, {sure}")
+    print_line("precision in the table: measured on the images above, which the thresholds were chosen on")
     print_line(f"5-fold cross-validated: coverage {found.coverage:.1%} of the images, precision {precision}")

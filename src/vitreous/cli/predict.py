@@ -115,10 +115,8 @@ def predict_command(
     with ExitStack() as stack:
         written = stack.enter_context(write_predictions(named, inputs, network, top, output))
         skipped = print_predictions(written, names, notes, output.json, long=len(inputs) > batches.batch_size)
-    if output.csv is not None:
-        print_message(f"written: {output.csv}")
-    if output.sort_into is not None:
-        print_message(f"images copied to {output.sort_into}" if skipped < len(inputs) else "no image was copied")
+    for text in _describe_output(output, len(inputs) - skipped):
+        print_message(text)
     if skipped:
         raise SystemExit(1)
 
@@ -181,6 +179,13 @@ def prediction_row(found: "Prediction", names: Sequence[str], top: int) -> list[
     row = [found.image, predicted or None, probability, found.rejected, found.threshold]
     others = [cell for one in found.top[1:] for cell in (names[one.index], float(f"{one.probability:.6g}"))]
     return [*row, names[best.index], float(f"{best.probability:.6g}"), None, *others]
+
+
+def _describe_output(output: PredictionOutput, readable: int) -> "Iterator[str]":
+    if output.csv is not None:
+        yield f"written: {output.csv}"
+    if output.sort_into is not None:
+        yield f"images copied to {output.sort_into}" if readable else "no image was copied"
 
 
 def print_predictions(

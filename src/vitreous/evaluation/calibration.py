@@ -15,7 +15,7 @@ from torch import Tensor
 from vitreous.data.dataset import DataSet
 from vitreous.data.open_data import open_data
 from vitreous.data.options import Reading
-from vitreous.errors import VitreousError, format_count, summarize_names
+from vitreous.errors import VitreousError, brief, format_count, summarize_names
 from vitreous.evaluation.calibration_images import CalibrationImages, encode_digests, select_calibration_images
 from vitreous.evaluation.evaluate import binary_losses, check_head, softmax_losses
 from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel, open_model
@@ -34,7 +34,7 @@ from vitreous.evaluation.thresholds import (
     images_needed,
 )
 from vitreous.evaluation.training_images import run_split_options
-from vitreous.models.calibration import MAX_NAME, Calibration
+from vitreous.models.calibration import MAX_NAME, Calibration, format_confidence
 from vitreous.preprocessing import Preprocessing
 from vitreous.utils.atomic import check_output
 from vitreous.utils.torch_settings import default_modes
@@ -43,6 +43,7 @@ from vitreous.weights.save import save_calibrated
 
 MIN_IMAGES = 10
 FOLDS = 5
+DEFAULT_CONFIDENCE = 0.95
 MAX_LOGITS = 2**28
 
 
@@ -98,7 +99,7 @@ def calibrate(  # noqa: PLR0913 (keyword arguments, the same as the command's fl
     out: str | os.PathLike[str],
     *,
     precision: float | None = None,
-    confidence: float = 0.95,
+    confidence: float = DEFAULT_CONFIDENCE,
     split: str | None = None,
     classes: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -116,6 +117,8 @@ def calibrate(  # noqa: PLR0913 (keyword arguments, the same as the command's fl
     """
     if precision is not None:
         check_precision(precision, confidence)
+    elif confidence != DEFAULT_CONFIDENCE:
+        raise VitreousError(f"confidence = {brief(confidence)} has no effect without a precision (--precision)")
     target = Path(out)
     if target.suffix != ".safetensors":
         raise VitreousError(f"{target}: expected a name that ends in .safetensors")
@@ -262,21 +265,27 @@ def _probabilities(logits: Tensor, temperature: float, sigmoid: bool) -> Tensor:
 def _check_groups(
     groups: list[ThresholdGroup], names: tuple[str, ...], precision: float, confidence: float
 ) -> list[str]:
-    """Return notes on classes that do not reach the precision. Raise an error if no class does."""
+    """Return notes on classes that are always rejected. Raise an error if no class reaches the precision."""
     failed = [group for group in groups if group.threshold is None]
     needed = images_needed(precision, confidence)
-    sure = f" with {confidence:.0%} confidence, which takes at least {needed:,} accepted images" if confidence else ""
+    sure = f" with {format_confidence(confidence)}" if confidence else ""
+    count = format_count(needed, "accepted image")
+    takes = f" (that takes at least {count}, even if all are correct)" if confidence else ""
     if len(failed) == len(groups):
-        without = ", or without a guarantee (--confidence 0)" if confidence else ""
+        without = ", or drop the guarantee (--confidence 0)" if confidence else ""
         raise VitreousError(
-            f"a precision of {precision:g} is not reached{sure}: use more images, a lower --precision{without}"
+            f"a precision of {precision:g} is not reached{sure}{takes}: use more images or a lower --precision{without}"
         )
-    classes = [names[index] for group in failed for index in group.classes]
-    if not classes:
-        return []
-    which = "this class" if len(classes) == 1 else "these classes"
-    reason = f"a precision of {precision:g} is not reached{sure}"
-    return [f"{reason}, for {summarize_names(classes)}: all predictions of {which} are rejected"]
+    present = {index for group in groups for index in group.classes}
+    reasons = {
+        f"a precision of {precision:g} is not reached{sure}{takes}": {i for group in failed for i in group.classes},
+        "no image of the data has this label": set(range(len(names))) - present,
+    }
+    return [
+        f"all predictions of {summarize_names([names[index] for index in sorted(classes)])} are rejected: {reason}"
+        for reason, classes in reasons.items()
+        if classes
+    ]
 
 
 def _cross_validate(

@@ -90,12 +90,19 @@ class Calibration:
         never = len(self.thresholds) - len(values)
         more = f"; predictions of {format_count(never, 'class')} are always rejected" if never else ""
         sure = (
-            f"with {self.confidence:.0%} confidence" if self.confidence else "measured on these images, not guaranteed"
+            f"with {format_confidence(self.confidence)}"
+            if self.confidence
+            else "measured on these images, not guaranteed"
         )
         return (
             f"temperature {self.temperature:.3g} and thresholds, {source}; thresholds for a precision of"
             f" {self.precision:.3g} ({sure}): {span}{more}"
         )
+
+
+def format_confidence(confidence: float) -> str:
+    """ "95% confidence"; 0.999 is not rounded to 100%."""
+    return f"{100 * confidence:.10g}% confidence"
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -102,7 +102,7 @@ def _sections(report: TrainingReport, history: History) -> list[tuple[str, str, 
     result, split = report.result, text(report.split)
     return [
         ("Notes", "Notes", _items(report.notes)),
-        ("Comparison", "Side by side", _comparison(report.runs)),
+        ("Comparison", "Comparison with other runs", _comparison(report.runs)),
         ("Curves", "Curves", _curves(history)),
         ("Confusions", f"Confusions on {split}", confusions(result, report.classes) if result else ""),
         ("Classes", f"Classes on {split}", class_table(result, report.classes) if result else ""),

@@ -29,6 +29,7 @@ def test_size_that_some_patch_sizes_do_not_divide() -> None:
     ("arguments", "message"),
     [
         (("models", "nothing*"), "vitreous: no model matches 'nothing*'"),
+        (("models", "deit-tiny"), "lists all 66; trained weights match: add --weights"),
         (("models", "B/16", "--size", "225"), "nearest height that works is 224 or 240"),
         (("models", "--size", "many"), "size"),
         (("models", "--sise", "224"), "--size"),

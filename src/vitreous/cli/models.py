@@ -45,10 +45,12 @@ def _list_models(pattern: str, size: int | None, json: bool) -> None:
     from vitreous.errors import VitreousError
     from vitreous.models import zoo
     from vitreous.models.cost import cost
+    from vitreous.weights.known_weights import known_names
 
     found = zoo.names(pattern)
     if not found:
-        raise VitreousError(f"no model matches {pattern!r}; `vitreous models` lists all {len(zoo.ZOO)}")
+        known = "; trained weights match: add --weights" if list(known_names(pattern)) else ""
+        raise VitreousError(f"no model matches {pattern!r}; `vitreous models` lists all {len(zoo.ZOO)}{known}")
 
     table = _table("model", "parameters", "GFLOPs", "patches", "px", "width x depth x heads")  # fits 79 columns
     facts: list[dict[str, Any]] = []
@@ -108,6 +110,7 @@ def _list_weights(pattern: str, json: bool) -> None:
         return
     _print_weights(facts)
     note = "Use them by name: `vitreous train DATA --from NAME`, `vitreous predict IMAGES --model NAME`."
+    note += " They are downloaded once. One more, vitreous-mini, is in the package."
     console().print(note, style="dim", soft_wrap=True)
 
 

@@ -298,6 +298,11 @@ def test_data_set_names_and_misspelt_names(tmp_path: Path, monkeypatch: pytest.M
     )  # not a name on the hub: there is a folder flowers/
     (tmp_path / "model.onnx").touch()
     assert "unknown file format; expected a folder, .zip, .csv" in refused("model.onnx")
+    for folder in ("clips/a", "clips/b"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "1.mp4").touch()
+    assert "is a video, not an image: extract images from it" in refused("clips/a/1.mp4")
+    assert "2 videos ('a/1.mp4', 'b/1.mp4'); video: extract images from it" in refused("clips")
     classes(tmp_path / "pets", {"a": 3, "b": 3})
     assert "data_dir is only for data sets that are given by name" in refused("pets", Reading(data_dir="x"))
     assert open_data("pets").name == open_data("pets/").name == "pets"

@@ -35,9 +35,9 @@ def data_command(
     result is a page with thumbnails. No image is changed, moved or deleted.
 
     Args:
-        source: A folder with one folder per class (or with train, val and test folders of those), a manifest (.csv,
-            .tsv, .jsonl), arrays (.npz), tar shards or Parquet (a file, a folder or a quoted pattern),
-            hf://owner/name, or one of digits, mnist, fashion-mnist, cifar10, cifar100.
+        source: A folder with one folder per class (or with train, val and test folders of those), a .zip of such a
+            folder, a manifest (.csv, .tsv, .jsonl), arrays (.npz), tar shards or Parquet (a file, a folder or a quoted
+            pattern), hf://owner/name, or one of digits, mnist, fashion-mnist, cifar10, cifar100.
         sheet: Contact sheet with samples of each class. Default: NAME-samples.png in the current folder.
         no_sheet: Do not write a contact sheet.
         overwrite: Replace the contact sheet or the folder of --check if it exists.

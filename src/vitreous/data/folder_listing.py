@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from vitreous.data.class_level import choose_class_level
 from vitreous.data.raw_dataset import SPLITS, check_unknown_classes
 from vitreous.errors import VitreousError, format_count, summarize_names
-from vitreous.utils.file_kinds import describe_other_files
+from vitreous.utils.file_kinds import describe_other_files, file_kind
 
 LAYOUT = "expected a folder for each class, as in cats/1.jpg and dogs/2.jpg, or train/ and val/ with such folders"
 
@@ -110,8 +110,10 @@ def _check_images(train: FolderListing) -> None:
         return
     if train.outside:
         raise VitreousError(f"{format_count(len(train.outside), 'image')}, but no class folders; {LAYOUT}")
-    if found := describe_other_files(train.other_files):
-        raise VitreousError(f"no images that can be read; there are {', '.join(found)}; {LAYOUT}")
+    if found := describe_other_files(sorted(train.other_files)):
+        kinds = {file_kind(name) for name in train.other_files}
+        advice = "".join(f"{kind.noun}: {kind.advice}; " for kind in kinds if kind is not None and len(kinds) == 1)
+        raise VitreousError(f"no images that can be read; there are {', '.join(found)}; {advice}{LAYOUT}")
     raise VitreousError(f"no images in this folder; {LAYOUT}")
 
 

@@ -24,6 +24,7 @@ from vitreous.data.shards import open_shards
 from vitreous.data.splits import MIN_IMAGES_FOR_TEST, train_val_test_split
 from vitreous.data.zip_archive import open_zip
 from vitreous.errors import SystemFaultError, VitreousError, brief, format_count, refuse_url, summarize_names
+from vitreous.utils.file_kinds import refuse_other_kinds
 from vitreous.utils.images import has_frames
 from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
 
@@ -119,6 +120,7 @@ def _open_file(path: Path, reading: Reading) -> RawDataset:
         return open_parquet([path], path.stem, path.parent, reading)
     if suffix in (".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".tbz2", ".txz"):
         return _open_tars([path], path.stem, reading)
+    refuse_other_kinds(path)
     raise VitreousError(f"unknown file format; expected {FORMATS}")
 
 

@@ -147,10 +147,11 @@ def _check_unreadable(
         return
     first = "; ".join(line.split("\t", 1)[1] for line in unreadable[:3])
     more = f" and {len(unreadable) - 3:,} more" if len(unreadable) > 3 else ""
-    minimum = f" and more than {MIN_UNREADABLE}" if max_bad else ""
+    least = f", but always {MIN_UNREADABLE}" if max_bad else ""
     raise VitreousError(
-        f"{data.name}: {len(unreadable):,} of {total:,} images cannot be read, more than max_bad = {max_bad:g}"
-        f" allows{minimum}: {first}{more}; `vitreous data` lists all; --max-bad changes the limit"
+        f"{data.name}: {len(unreadable):,} of {total:,} images cannot be read, and"
+        f" {allowed_unreadable(total, max_bad):,} are accepted (max_bad = {max_bad:g} of the images{least}):"
+        f" {first}{more}; `vitreous data` lists all; --max-bad changes the limit"
     )
 
 

@@ -23,9 +23,9 @@ def tiles() -> list[Image.Image]:
     return [photo.crop((x, y, x + 80, y + 80)) for photo in photos for x, y in corners]
 
 
-def reencoded(image: Image.Image) -> Image.Image:
+def reencoded(image: Image.Image, quality: int = 30) -> Image.Image:
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=30)
+    image.save(file, "JPEG", quality=quality)
     return Image.open(file).convert("RGB")
 
 
@@ -112,3 +112,13 @@ def test_outliers() -> None:
 @pytest.mark.parametrize(("sides", "limit"), [([200, 300, 400], 75), ([64, 64, 100], 32), ([28, 28, 28], 7), ([], 0)])
 def test_tiny_limit(sides: list[int], limit: int) -> None:
     assert tiny_limit(torch.tensor(sides, dtype=torch.int64)) == limit
+
+
+def test_many_copies_of_one_image_are_one_group() -> None:
+    """60 versions of a tile among 40 others: they do not make copies seem usual."""
+    images = tiles()[:41]
+    copied = images.pop(20)
+    versions = [reencoded(copied, quality) for quality in range(30, 90)]
+    groups, _ = groups_of([*versions, *images], torch.arange(100))
+    assert groups[:60].unique().tolist() == [0]
+    assert (groups[60:] != 0).all()

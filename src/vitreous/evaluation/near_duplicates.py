@@ -26,6 +26,8 @@ MIN_COSINE = 0.5  # of centred features, or of grey copies
 MIN_COARSE = 0.8
 MIN_CORRELATION, MIN_DETAIL = 0.94, 0.8  # measured: copies have at least 0.947 and 0.86, photographs of others less
 RANDOM_PAIRS = 2000  # to measure how similar different images of the data are
+CERTAIN = 0.98, 0.95  # correlations of image and detail above which a random pair is a pair of copies
+MIN_SAMPLE = 50  # images or random pairs from which the usual similarity is measured
 UNUSUAL = 8.0  # copies differ at least this many times less than the most similar random pairs
 MIN_CONTRAST = 3.0  # standard deviation of grey values; images below it look alike and are not compared
 
@@ -149,7 +151,7 @@ def _limits(grey: Tensor) -> tuple[float, float]:
     random pairs do.
     """
     visible = grey[grey_contrast(grey) >= MIN_CONTRAST]
-    if len(visible) < 50:  # random pairs would often be copies
+    if len(visible) < MIN_SAMPLE:  # random pairs would often be copies
         return MIN_CORRELATION, MIN_DETAIL
     generator = torch.Generator().manual_seed(0)
     one, other = (torch.randint(len(visible), (RANDOM_PAIRS,), generator=generator) for _ in range(2))
@@ -159,7 +161,11 @@ def _limits(grey: Tensor) -> tuple[float, float]:
         for a, b in zip(one.split(PAIR_BLOCK), other.split(PAIR_BLOCK), strict=True)
     ]
     high = 0.99 if len(visible) >= 200 else 0.9  # lower for few images: a random pair may be a pair of copies
-    usual = [float(torch.cat([part[i] for part in parts]).quantile(high)) for i in (0, 1)]
+    correlation, detail = (torch.cat([part[i] for part in parts]) for i in (0, 1))
+    different = (correlation < CERTAIN[0]) | (detail < CERTAIN[1])  # data may contain many copies of one image
+    if int(different.sum()) < MIN_SAMPLE:
+        return MIN_CORRELATION, MIN_DETAIL
+    usual = [float(values[different].quantile(high)) for values in (correlation, detail)]
     limits = [1 - max(0.0, 1 - value) / UNUSUAL for value in usual]
     return max(MIN_CORRELATION, limits[0]), max(MIN_DETAIL, limits[1])
 

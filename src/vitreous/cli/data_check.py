@@ -107,7 +107,8 @@ def print_check(source: str, check: "DataCheck", out: Path) -> None:
     ]
     rows += _listed(
         [
-            f"{images.name(s.image)}: {classes[s.label]} -> {classes[s.suggested]} (probability of a wrong label {s.wrong:.0%})"
+            f"{images.name(s.image)}: {classes[s.label]} -> {classes[s.suggested]}"
+            f" (the label is wrong with a probability of {s.wrong:.0%})"
             for s in check.suspects[:MAX_LISTED]
         ],
         len(check.suspects),

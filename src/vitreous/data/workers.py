@@ -1,13 +1,16 @@
 """Signals and failures of worker processes: workers ignore stop signals, and a dead worker becomes an error."""
 
 import atexit
+import multiprocessing
 import multiprocessing.util  # registers its own function with atexit, which has to run after ours
+import os
 import shutil
 import signal
 import socket
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +26,7 @@ from vitreous.utils.system_calls import STOP_SIGNALS, blocked_signals, unblock_s
 from vitreous.utils.temporary_files import remove_matching, temporary_name
 
 T = TypeVar("T")
+PARENT_CHECK_SECONDS = 1.0
 MAX_SOCKET_FOLDER = 85  # characters: the path of a socket has at most 107, and its name here has 18
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # all worker processes of this process
@@ -37,6 +41,7 @@ def start_worker(worker: int) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     unblock_signals(STOP_SIGNALS)
+    _end_with_parent()
     default_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -44,6 +49,22 @@ def start_worker(worker: int) -> None:
             default_hook(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _end_with_parent() -> None:
+    """End this process soon after the main process has ended, also if it was killed. torch checks that only while a
+    worker waits for work, and not while it hands over a batch."""
+    parent, pid = multiprocessing.parent_process(), os.getppid()
+    # On Windows, the number of a dead parent stays the same. A fork server is not the main process.
+    if parent is None or parent.pid != pid or not hasattr(os, "fork"):
+        return
+
+    def watch() -> None:
+        while os.getppid() == pid:
+            time.sleep(PARENT_CHECK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def iterate_loader(loader: "DataLoader[T]") -> Iterator[T]:

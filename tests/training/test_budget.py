@@ -134,7 +134,7 @@ def arrays() -> DataSet:
 
 def fitted_duration(data: DataSet, budget: str, **given: Any) -> tuple[str, str, str]:
     fitted = fit_to_budget(
-        TrainConfig().with_(budget=budget, device="cpu", **given), data, collect_facts(data), World()
+        TrainConfig().with_(budget=budget, device="cpu", **given), data, collect_facts(data), World(), 32
     )
     why = next(choice.why for choice in fitted.choices if choice.field == "duration")
     return fitted.config.schedule.duration or "", why, fitted.note
@@ -173,13 +173,13 @@ def test_progressive_sizes_are_not_invalidated(arrays: DataSet) -> None:
         start="vitreous-mini", budget="1s", device="cpu", progressive=("64@50%",), batch_size=4
     )
     start, _ = load_initial_weights(config, 2)
-    fitted = fit_to_budget(config, arrays, collect_facts(arrays, start), World())
+    fitted = fit_to_budget(config, arrays, collect_facts(arrays, start), World(), 32)
     assert fitted.config.architecture.image_size == 96
 
 
 def test_search_of_the_learning_rate_takes_part_of_the_budget(arrays: DataSet) -> None:
     config, _ = choose_defaults(TrainConfig().with_(lr_candidates=(1e-3, 1e-4), candidate_duration="50%"), facts())
-    time = estimate_run_time(config.with_(device="cpu", lr=None), arrays, collect_facts(arrays), World())
+    time = estimate_run_time(config.with_(device="cpu", lr=None), arrays, collect_facts(arrays), World(), 32)
     assert time.repeats == pytest.approx(2)
 
 
@@ -217,3 +217,12 @@ def test_from_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert described["start"] is None
     train(folder, duration="1 step", device="cpu", workers=0, out=tmp_path / "again")
     assert "--from none: random weights" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_model_that_is_too_large_is_refused_before_it_is_measured(tmp_path: Path) -> None:
+    """The measurement builds the model, and the system would kill the process without a message."""
+    folder = draw_folder(tmp_path / "photos", images=4)
+    huge: dict[str, Any] = {"model": "Ti/16", "width": 2**15, "depth": 100, "heads": 128, "mlp_dim": 2**17}
+    with pytest.raises(VitreousError, match=r"TiB of memory .* use a smaller model"):
+        train(folder, **huge, device="cpu", out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

@@ -431,7 +431,7 @@ def run_time(world: World, slow: bool) -> str:
     data = DataSet("set", ("a", "b"), 3, source)
     facts = replace(collect_facts(data), decode_seconds=2.0 * slow)
     settings, _ = choose_defaults(TrainConfig().with_(device="cpu"), facts)
-    return repr(estimate_run_time(settings, data, facts, world))
+    return repr(estimate_run_time(settings, data, facts, world, 32))
 
 
 def test_two_processes_agree_on_the_time_of_the_run(pair: list[dict[str, Any]]) -> None:

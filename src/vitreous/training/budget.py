@@ -93,15 +93,16 @@ class FittedSettings:
     note: str
 
 
-def fit_to_budget(given: TrainConfig, data: DataSet, facts: Facts, world: World) -> FittedSettings:
-    """Choose the settings that are not given, with a number of epochs that fits the budget."""
+def fit_to_budget(given: TrainConfig, data: DataSet, facts: Facts, world: World, micro_batch: int) -> FittedSettings:
+    """Choose the settings that are not given, with a number of epochs that fits the budget. `micro_batch`: images per
+    pass that fit into memory."""
     text = given.schedule.budget or DEFAULT_BUDGET
     seconds = durations.parse_time(text, "budget")
     enough = ENOUGH_EPOCHS["from scratch" if facts.start is None else "fine-tuning"]
     for candidate, reduced, why in _candidates(given, facts):
         config, choices = defaults.choose_defaults(candidate, facts)
         choices = [Choice(f, v, why.format(text)) for f, v in reduced.items()] + choices
-        run_time = estimate_run_time(config, data, facts, world)
+        run_time = estimate_run_time(config, data, facts, world, micro_batch)
         epochs = run_time.epochs_within(SAFETY * seconds)
         if epochs >= enough:
             break
@@ -169,13 +170,13 @@ def _with_duration(
     return FittedSettings(fitted, choices, run_time.of_epochs(chosen), note)
 
 
-def estimate_run_time(config: TrainConfig, data: DataSet, facts: Facts, world: World) -> RunTime:
+def estimate_run_time(config: TrainConfig, data: DataSet, facts: Facts, world: World, micro_batch: int) -> RunTime:
     """Measure forward and backward passes of the model on this device, and estimate everything else from that."""
     device = pick_device(config.run.device)
     precision, _ = pick_precision(config.run.precision, device)
     model_config = defaults.make_model_config(config, facts)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a model draws its initial weights
-        train_image, evaluate_image = _measure(config, model_config, device, precision)
+        train_image, evaluate_image = _measure(config, model_config, device, precision, micro_batch)
     times = torch.tensor([train_image, evaluate_image, facts.decode_seconds], device=device)
     world.all_reduce([times])  # all processes must choose the same number of epochs
     train_image, evaluate_image, decode = (times / world.size).tolist()
@@ -210,7 +211,7 @@ def _search_runs(config: TrainConfig, facts: Facts) -> float:
 
 
 def _measure(
-    config: TrainConfig, model_config: ViTConfig | BiTConfig, device: torch.device, precision: str
+    config: TrainConfig, model_config: ViTConfig | BiTConfig, device: torch.device, precision: str, micro_batch: int
 ) -> tuple[float, float]:
     """Return the seconds per image in training and in evaluation."""
     model = build_model(model_config).to(device)
@@ -218,8 +219,7 @@ def _measure(
     rates = config.finetuning.lr_candidates
     options = config.optimiser if config.optimiser.lr or not rates else replace(config.optimiser, lr=max(rates))
     optimisers.build_optimisers(model, options, fused=False)  # freezes parameters
-    batch = config.schedule.micro_batch or config.schedule.batch_size or 1
-    count = min(batch, MEASURED_IMAGES) if device.type == "cpu" else min(batch, 8 * MEASURED_IMAGES)
+    count = min(micro_batch, MEASURED_IMAGES if device.type == "cpu" else 8 * MEASURED_IMAGES)
     images = torch.zeros(count, model_config.channels, *pair(model_config.image_size), device=device)
 
     def forward(model: nn.Module) -> torch.Tensor:

@@ -91,8 +91,9 @@ def make_plan(
     fitted = None
     check_config(config, data, world)
     if not resumed and _needs_budget(given):
-        _check_buildable(config, data, defaults.make_model_config(config, facts), facts)
-        fitted = budget.fit_to_budget(given, data, facts, world)
+        # Check the memory first: the measurement builds the model and runs it.
+        micro = _check_memory(config, data, facts)
+        fitted = budget.fit_to_budget(given, data, facts, world, micro)
         config, choices = fitted.config, fitted.choices
         check_config(config, data, world)
     if not resumed:
@@ -129,6 +130,15 @@ def make_plan(
         tuple(note for note in notes if note),
         fitted.seconds if fitted else None,
     )
+
+
+def _check_memory(config: TrainConfig, data: DataSet, facts: Facts) -> int:
+    """Return the number of images per pass. A model that is too large for the memory of a CPU is an error."""
+    model_config = defaults.make_model_config(config, facts)
+    device = pick_device(config.run.device)
+    precision, _ = pick_precision(config.run.precision, device)
+    part = trainable_part(_check_buildable(config, data, model_config, facts))
+    return _choose_micro_batch(config, model_config, precision, part, device)[0]
 
 
 def _needs_budget(given: TrainConfig) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitreous.models.zoo import create, names
     from vitreous.preprocessing import Preprocessing
     from vitreous.reports.check_data import check_data
+    from vitreous.training.callbacks import Callback, TrainingRun
     from vitreous.training.config import TrainConfig
     from vitreous.training.finetune import finetune
     from vitreous.training.outcome import Outcome
@@ -50,6 +51,8 @@ _HOMES = {
     "DataSet": "vitreous.data.dataset",
     "open_data": "vitreous.data.open_data",
     "check_data": "vitreous.reports.check_data",
+    "Callback": "vitreous.training.callbacks",
+    "TrainingRun": "vitreous.training.callbacks",
     "TrainConfig": "vitreous.training.config",
     "finetune": "vitreous.training.finetune",
     "recipe": "vitreous.training.recipes",
@@ -67,6 +70,7 @@ _HOMES = {
 __all__ = [
     "BiT",
     "BiTConfig",
+    "Callback",
     "Cost",
     "DataSet",
     "LoadReport",
@@ -75,6 +79,7 @@ __all__ = [
     "ResNetConfig",
     "RunRow",
     "TrainConfig",
+    "TrainingRun",
     "ViTConfig",
     "VisionTransformer",
     "VitreousError",

@@ -55,7 +55,7 @@ def open_npz_dataset(path: Path) -> RawDataset:
     images, labels = {}, {}
     for split, (image_key, label_key) in keys.items():
         images[split] = to_image_array(arrays[image_key], image_key, notes)
-        labels[split] = _check_labels(arrays[label_key], label_key)
+        labels[split] = check_label_array(arrays[label_key], label_key)
         if len(images[split]) != len(labels[split]):
             raise VitreousError(
                 f"{image_key} and {label_key} have different lengths: {len(images[split]):,} and {len(labels[split]):,}"
@@ -63,7 +63,7 @@ def open_npz_dataset(path: Path) -> RawDataset:
     if {len(array) for array in images.values()} == {0}:
         raise VitreousError("the file contains no images")
     label_keys = {split: label_key for split, (_, label_key) in keys.items()}
-    classes, encoded = _encode_label_arrays(labels, names, notes, label_keys)
+    classes, encoded = encode_label_arrays(labels, names, notes, label_keys)
     sources = {split: ArraySource(images[split], encoded[split], _title(path, keys, split)) for split in images}
     return RawDataset(path.stem, classes, sources, notes, "arrays of the file")
 
@@ -114,7 +114,7 @@ def _parse_key(key: str) -> tuple[str, str]:
     return splits[0] if len(splits) == 1 else "train", "_".join(word for word in words if word not in SPLITS)
 
 
-def _check_labels(array: NDArray[Any], key: str) -> NDArray[Any]:
+def check_label_array(array: NDArray[Any], key: str) -> NDArray[Any]:
     """Labels as (N,) integers or names, or (N, K) zeros and ones."""
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -149,7 +149,7 @@ def _labels_by_value(labels: Mapping[str, NDArray[Any]], names: list[Any]) -> di
     return {split: np.array([values[value] for value in array.tolist()], np.int64) for split, array in labels.items()}
 
 
-def _encode_label_arrays(
+def encode_label_arrays(
     labels: Mapping[str, NDArray[Any]], names: list[Any] | None, notes: list[str], keys: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
     def where(split: str, row: int) -> str:

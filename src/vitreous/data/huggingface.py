@@ -67,6 +67,14 @@ def load_hf_dataset(source: str, name: str, reading: Reading, revision: str | No
     return _raw_dataset(dataset, name, reading, [Path(source)] if local else caches)
 
 
+def open_dataset_object(dataset: Any, name: str, reading: Reading) -> RawDataset:
+    """Open a `datasets.Dataset`, or several by split. Its rows may refer to files in its own cache."""
+    parts = dataset.values() if isinstance(dataset, Mapping) else [dataset]
+    folders = {Path(file["filename"]).parent for part in parts for file in part.cache_files}
+    plain = {split: part.with_format(None) for split, part in dataset.items()} if isinstance(dataset, Mapping) else None
+    return _raw_dataset(plain or dataset.with_format(None), name, reading, folders)
+
+
 def _check_regular_files(folder: Path) -> None:
     """Raise an error if the folder contains a pipe or a device: the library would open it and block."""
     for name, files in walk_folders(folder):

@@ -2,11 +2,13 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from glob import glob, has_magic
+from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,10 +24,12 @@ from vitreous.data.parquet import find_parquet_files, open_parquet
 from vitreous.data.raw_dataset import RawDataset, check_unique_classes, common_folder
 from vitreous.data.shards import open_shards
 from vitreous.data.splits import MIN_IMAGES_FOR_TEST, train_val_test_split
+from vitreous.data.user_dataset import FORMS, open_user_data
 from vitreous.data.zip_archive import open_zip
-from vitreous.errors import SystemFaultError, VitreousError, brief, format_count, refuse_url, summarize_names
+from vitreous.errors import SystemFaultError, VitreousError, brief, format_count, one_line, refuse_url, summarize_names
 from vitreous.utils.file_kinds import refuse_other_kinds
 from vitreous.utils.images import has_frames
+from vitreous.utils.import_path import import_object, is_import_path
 from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
 
 FORMATS = "a folder, .zip, .csv, .tsv, .jsonl, .npz, .tar or .parquet"
@@ -33,29 +37,37 @@ MAX_FILES = 1_000_000  # matches of a pattern
 ANIMATED_SUFFIXES = (".gif", ".webp", ".png", ".apng", ".avif", ".tif", ".tiff")
 IMAGES_CHECKED = 64  # images that are decoded to decide between grey and colour
 SPLIT_TITLES = {"val": "validation", "test": "test"}
+ENTRY_POINTS = "vitreous.data"  # group of the entry points of packages that provide data sets
+CountItems = Callable[[str, int], Any]  # see `open_user_data`
 
 
-def open_data(data: str | os.PathLike[str], reading: Reading = Reading()) -> DataSet:  # noqa: B008 (it is frozen)
+def open_data(
+    data: object,
+    reading: Reading = Reading(),  # noqa: B008 (it is frozen)
+    count_items: CountItems | None = None,
+) -> DataSet:
     """Detect the format of DATA, list its images and labels, and hold out a validation split if it has none.
 
     `data` is a folder or .zip (of classes, or of splits with classes), a manifest (.csv, .tsv, .jsonl), an .npz of
     arrays, tar shards or Parquet (a file, a folder of them, or a pattern), a Hugging Face data set (a folder,
     hf://owner/name, owner/name), or one of the names digits, mnist, fashion-mnist, cifar10, cifar100. Only a few images
     are decoded, to detect whether all of them are grey.
+
+    `data` may also be a Python object: a map-style dataset of (image, label), a Hugging Face dataset, a pair of arrays
+    (images, labels), a dict of these by split, or a class or function without arguments that returns one. The import
+    path of such a class or function (file.py:name, package.module:name) can be given as text, and so can the name of an
+    entry point in the group vitreous.data. `count_items` shows the progress of reading their labels.
     """
-    if not isinstance(data, str | os.PathLike) or not isinstance(os.fspath(data), str):
+    if reading.max_pixels < 1:
+        raise VitreousError(f"max_pixels = {reading.max_pixels}: must be 1 or more")
+    if not isinstance(data, str | os.PathLike):
+        return _to_dataset(_checked(_open_object(data, reading, count_items), reading), reading)
+    if not isinstance(os.fspath(data), str):
         raise VitreousError(f"DATA: expected a path or the name of a data set, got {brief(data)}")
     if not os.fspath(data).strip():
         raise VitreousError("DATA is empty: give a folder, a file or the name of a data set")
-    if reading.max_pixels < 1:
-        raise VitreousError(f"max_pixels = {reading.max_pixels}: must be 1 or more")
     try:
-        raw = _open_raw(data, reading)
-        if not raw.has_columns and (column := reading.image_column or reading.label_column):
-            raise VitreousError(f"this format has no columns, so there is no column {column!r}")
-        if reading.class_level is not None and not raw.has_class_folders:
-            raise VitreousError("class_level has no effect: the labels of this data are not names of folders")
-        return _to_dataset(raw, reading)
+        return _to_dataset(_checked(_open_raw(data, reading, count_items), reading), reading)
     except VitreousError as error:
         raise (error if str(error).startswith(os.fspath(data)) else error.at(data)) from error
     except (OSError, MemoryError) as error:
@@ -64,18 +76,47 @@ def open_data(data: str | os.PathLike[str], reading: Reading = Reading()) -> Dat
         raise VitreousError(f"{data}: cannot be read ({error.strerror or error})") from error
 
 
+def _checked(raw: RawDataset, reading: Reading) -> RawDataset:
+    """Raise an error if an option has no effect on this format."""
+    if not raw.has_columns and (column := reading.image_column or reading.label_column):
+        raise VitreousError(f"this format has no columns, so there is no column {column!r}")
+    if reading.class_level is not None and not raw.has_class_folders:
+        raise VitreousError("class_level has no effect: the labels of this data are not names of folders")
+    return raw
+
+
+def _open_object(data: object, reading: Reading, count_items: CountItems | None) -> RawDataset:
+    """Open a Python object, or what a class or function without arguments returns."""
+    if data is None:
+        raise VitreousError(f"DATA is None: expected {FORMS}")
+    if (callable(data) and not hasattr(data, "__getitem__")) or isinstance(data, type):
+        name = getattr(data, "__name__", type(data).__name__)
+        try:
+            data = data()
+        except VitreousError:
+            raise
+        except Exception as error:
+            raise VitreousError(f"DATA: {name}() failed: {type(error).__name__}: {one_line(error)}") from error
+        if isinstance(data, str | os.PathLike):
+            return _open_raw(data, reading, count_items)
+    return open_user_data(data, reading, count_items)
+
+
 def absolute_data_path(data: str | os.PathLike[str]) -> str:
     """DATA with paths and patterns made absolute, so that it can be opened from any folder. Names stay unchanged."""
     text = os.fspath(data)
     path = Path(text).expanduser()
     if text.startswith(huggingface.SCHEME) or text == "digits":
         return text
+    if not path.exists() and is_import_path(text):
+        file, _, name = text.rpartition(":")
+        return f"{Path(file).expanduser().absolute()}:{name}" if file.endswith(".py") else text
     if path.exists() or has_magic(text) or "{" in text:
         return str(path.absolute())
     return text
 
 
-def _open_raw(data: str | os.PathLike[str], reading: Reading) -> RawDataset:
+def _open_raw(data: str | os.PathLike[str], reading: Reading, count_items: CountItems | None = None) -> RawDataset:
     text = os.fspath(data)
     if text.startswith(huggingface.SCHEME):
         return huggingface.open_hub_dataset(text, reading)
@@ -84,12 +125,12 @@ def _open_raw(data: str | os.PathLike[str], reading: Reading) -> RawDataset:
     name = builtin.canonical_name(text) if isinstance(data, str) else None
     if name is not None and (name == "digits" or reading.data_dir or not path.exists()):
         return builtin.open_builtin(name, reading.data_dir)
+    if not path.exists() and (provided := _provided_by_package(text)) is not None:
+        return _open_object(provided, reading, count_items)
     if reading.data_dir is not None:
         raise VitreousError(f"data_dir is only for data sets that are given by name: {', '.join(builtin.NAMES)}")
-    if path.is_dir():
-        return _open_directory(path, reading)
     if path.exists():
-        return _open_file(path, reading)
+        return _open_directory(path, reading) if path.is_dir() else _open_file(path, reading)
     if has_magic(text) or "{" in text:
         return _open_pattern(text, reading)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not path.parent.exists() and not text.startswith("."):
@@ -98,6 +139,16 @@ def _open_raw(data: str | os.PathLike[str], reading: Reading) -> RawDataset:
         except VitreousError as error:
             raise VitreousError(f"there is no such folder; as a Hugging Face data set: {error}") from error
     raise VitreousError(f"there is no such file or folder{_suggestion(path)}")
+
+
+def _provided_by_package(text: str) -> Any | None:
+    """The class, function or object at an import path, or of the entry point with this name. None: there is none."""
+    if is_import_path(text):
+        return import_object(text)
+    found = {point.value: point for point in entry_points(group=ENTRY_POINTS, name=text)}
+    if len(found) > 1:
+        raise VitreousError(f"several packages provide a data set of this name: {summarize_names(found)}")
+    return import_object(next(iter(found))) if found else None
 
 
 def _suggestion(path: Path) -> str:

@@ -125,7 +125,7 @@ def give_advice(
 ) -> tuple[Advice, ...]:
     """Return up to two changes, the most promising first. `worst`: images of the result with the highest loss."""
     result = outcome.result
-    if result is None or outcome.split == "train":
+    if result is None or outcome.split == "train" or description.get("data_in_memory"):  # commands need a path
         return ()
     if result.top1 is not None and result.top1 >= GOOD:
         return ()

@@ -15,7 +15,8 @@ from vitreous.evaluation.metrics import Result, Scores
 from vitreous.evaluation.training_images import SeenImages
 from vitreous.training import legs, lr_search, state
 from vitreous.training.advice import give_advice
-from vitreous.training.loop import TrainingLoop, format_metric
+from vitreous.training.log_format import format_metric
+from vitreous.training.loop import TrainingLoop
 from vitreous.training.optim.losses import Loss
 from vitreous.training.outcome import Outcome, write_outcome
 from vitreous.training.plan import Plan

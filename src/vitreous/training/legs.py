@@ -133,7 +133,7 @@ def find_start_state(directory: RunDirectory) -> tuple[Path, RunProgress, Path]:
         weights = {**before.weights, **{n: d for n, d in progress.weights.items() if n == directory.best.name}}
         # The best weights so far and the time of the cool-down count, although its steps are repeated.
         progress = replace(before, best=progress.best, seconds=progress.seconds, weights=weights)
-    return path, replace(progress, leg=number, ended=False, stale=0), best
+    return path, replace(progress, leg=number, ended=False, stale=0, stop_reason=""), best
 
 
 def current_change(directory: RunDirectory, step: int) -> tuple[str, ...]:

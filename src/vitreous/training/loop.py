@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from math import inf, isnan
 from pathlib import Path
@@ -18,9 +18,11 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.metrics import Result, Scores
 from vitreous.training import initial_weights, lora, state
+from vitreous.training.callbacks import Callbacks, TrainingRun
 from vitreous.training.distributed import World
 from vitreous.training.engine import Engine, StepResult
 from vitreous.training.loaders import RunLoaders
+from vitreous.training.log_format import explain_out_of_memory, format_line, format_metric
 from vitreous.training.metric_loggers import MetricLogger
 from vitreous.training.optim.losses import Loss
 from vitreous.training.optim.schedules import LearningRateSchedule
@@ -32,7 +34,6 @@ from vitreous.training.signals import Stopped, StopSignals
 from vitreous.utils.console import printable
 from vitreous.utils.device import peak_memory
 from vitreous.utils.environment import program
-from vitreous.utils.memory import size_text
 from vitreous.utils.progress import Advance, ProgressReporter
 from vitreous.weights.save import save as save_model
 
@@ -61,9 +62,11 @@ class TrainingLoop:
         directory: RunDirectory,
         reporter: ProgressReporter,
         world: World,
+        callbacks: Callbacks = Callbacks(),  # noqa: B008 (it is not changed)
     ):
         self.plan, self.loaders, self.engine, self.directory = plan, loaders, engine, directory
-        self.reporter, self.world = reporter, world
+        self.reporter, self.world, self.callbacks = reporter, world, callbacks
+        self.control = TrainingRun(self)
         self.metric_loggers: list[MetricLogger] = []
         self.progress = RunProgress(micro_batch=engine.micro_batch)
         self.eval_loss = Loss(engine.loss.sigmoid, engine.loss.classes)  # without smoothing and class weights
@@ -95,6 +98,7 @@ class TrainingLoop:
         if "mps" in tree["random"]:
             torch.mps.set_rng_state(tree["random"]["mps"])
         self.progress = progress
+        self.callbacks.restore(progress.callbacks)
         self.engine.micro_batch = self.progress.micro_batch
         if self.world.is_main:
             self._restore_weight_files({self.directory.last: path, self.directory.best: best or path})
@@ -118,7 +122,10 @@ class TrainingLoop:
     def _write_state(self, folder: Path, keep: int) -> None:
         if self.world.is_main:
             weights = {self.directory.path / name: digest for name, digest in self.progress.weights.items()}
-            state.save_state(folder, self.progress.step, self.tensors(), asdict(self.progress), weights, keep)
+            self.progress.callbacks = self.callbacks.state()
+            path = state.save_state(folder, self.progress.step, self.tensors(), asdict(self.progress), weights, keep)
+            if folder == self.directory.state:
+                self.callbacks.call("on_checkpoint", self.control, path)
 
     def _save_before_cooldown(self) -> None:
         """Save the state in which the cool-down starts: a longer run would continue from there."""
@@ -140,9 +147,10 @@ class TrainingLoop:
             StopSignals() as signals,
             self.reporter.bar("training", plan.steps, progress.step) as advance,
             self._profiler() as profile_step,
-            _explain_out_of_memory(plan.device),
+            explain_out_of_memory(plan.device),
         ):
             try:
+                self.callbacks.call("on_start", self.control)
                 self._finish_step()  # the state may have been saved before the evaluation of its step
                 self._save_before_cooldown()
                 batches = self.loaders.train.batches(progress.step, plan.steps)
@@ -156,6 +164,7 @@ class TrainingLoop:
                         self._stop_if_requested(signals)
                 if progress.best is None:  # there are no validation images, or the metric is undefined for them
                     self.save_last_as_best()
+                self.callbacks.call("on_end", self.control)
                 self.save()
                 self._stop_if_requested(signals)  # before the final evaluation, which may take long
             except DivergenceError:
@@ -181,7 +190,7 @@ class TrainingLoop:
             return
         if self._evaluation_is_due(progress.step) and progress.evaluated < progress.step:
             self._evaluate()
-        progress.ended = progress.step == self.plan.steps or self._patience_is_over()
+        progress.ended = progress.step == self.plan.steps or self._patience_is_over() or bool(progress.stop_reason)
 
     def _save_after_error(self, error: Exception, received: int | None) -> None:
         """Save the state after an error between two steps, such as a dead worker or a full disk. After an error during
@@ -215,7 +224,7 @@ class TrainingLoop:
         window.data_wait += time.perf_counter() - started
         self._report_unreadable(batch.bad)
         engine.model.train()
-        engine.optimisers.set_factor(self.plan.schedule(progress.step))
+        engine.optimisers.set_factor(self.plan.schedule(progress.step) * progress.lr_scale)
         engine.set_image_size(self.plan.size_at(progress.step))
         result = engine.step(batch, progress.step, self.plan.batch_size, self.world)
         window.steps.append((progress.step, result))
@@ -223,21 +232,23 @@ class TrainingLoop:
         progress.micro_batch, engine.updating = engine.micro_batch, False
         progress.seconds = self.seconds_before + time.monotonic() - self.resumed
         for note in engine.notes:
-            self._event(note)
+            self.event(note)
         engine.notes.clear()
         record = progress.step % self.plan.log_every == 0 or progress.step == self.plan.steps
         if record or engine.device.type == "cpu":  # reading the loss of every step would slow down a GPU
             self._log(record)
+        self.callbacks.call("on_step", self.control)
         advance(1, self.bar_position, self.bar_numbers)
 
     def _evaluation_is_due(self, step: int) -> bool:
-        return self.loaders.val is not None and (step % self.plan.evaluate_every == 0 or step == self.plan.steps)
+        last = step == self.plan.steps or self.progress.stop_reason
+        return self.loaders.val is not None and (step % self.plan.evaluate_every == 0 or bool(last))
 
     def _patience_is_over(self) -> bool:
         patience = self.plan.config.run.patience
         if patience is None or self.progress.stale < patience:
             return False
-        self._event(f"no improvement for {patience} evaluations: stopped early")
+        self.event(f"no improvement for {patience} evaluations: stopped early")
         return True
 
     def _stop_message(self) -> str:
@@ -266,7 +277,7 @@ class TrainingLoop:
             "kind": "train",
             "step": self.progress.step,
             "examples": self.progress.step * plan.batch_size,
-            "epoch": round(self._epoch(), 4),
+            "epoch": round(self.epoch, 4),
             "loss": sum(loss for loss, _, _ in rows) / images,
             "accuracy": accuracy,
             "lr": self.engine.optimisers.learning_rate,
@@ -276,15 +287,16 @@ class TrainingLoop:
             "memory_bytes": peak_memory(self.engine.device),
             "seconds": round(self.progress.seconds, 3),
         }
-        self.bar_position, self.bar_numbers = f"epoch {line['epoch']:.1f}", _format_line(line)
+        self.bar_position, self.bar_numbers = f"epoch {line['epoch']:.1f}", format_line(line)
         if record:
-            self._record(line)
+            self.record(line)
             self.window = LogWindow()
 
-    def _epoch(self) -> float:
+    @property
+    def epoch(self) -> float:
         return self.progress.step * self.plan.batch_size / self.plan.facts.images
 
-    def _record(self, line: dict[str, Any]) -> None:
+    def record(self, line: dict[str, Any]) -> None:
         if not self.world.is_main:
             return
         self.directory.record(line)
@@ -293,7 +305,7 @@ class TrainingLoop:
         for logger in self.metric_loggers:
             logger.write(line["step"], numbers)
 
-    def _event(self, text: str) -> None:
+    def event(self, text: str) -> None:
         if self.world.is_main:
             self.directory.record({"kind": "event", "step": self.progress.step, "text": text})
             self.reporter.note(text)
@@ -302,7 +314,7 @@ class TrainingLoop:
         """Report images that became unreadable after the scan at the start."""
         if bad and self.world.is_main:
             self.directory.add_unreadable([f"train\t{reason}" for _, reason in bad])
-            self._event(f"{bad[0][1]}: another image takes its place")
+            self.event(f"{bad[0][1]}: another image takes its place")
 
     def _raise_divergence(self, step: int, what: str) -> None:
         """Write the names of the images of the step to bad_batch.txt, and raise an error."""
@@ -330,11 +342,11 @@ class TrainingLoop:
             with self.engine.ema.applied():
                 results["ema"] = self._evaluate_model()
         for weights, result in results.items():
-            self._record(
+            self.record(
                 {
                     "kind": "eval",
                     "step": self.progress.step,
-                    "epoch": round(self._epoch(), 4),
+                    "epoch": round(self.epoch, 4),
                     "split": "val",
                     "weights": weights,
                     "images": result.images,
@@ -345,6 +357,7 @@ class TrainingLoop:
         # The files are written before `progress` is changed: after an error in between, the evaluation is repeated.
         self._write_weights(self.directory.last, "raw")
         self._keep_best(results)
+        self.callbacks.call("on_evaluation", self.control, {name: one.summary() for name, one in results.items()})
         self.progress.evaluated = self.progress.step
         self.window = LogWindow()
 
@@ -381,7 +394,7 @@ class TrainingLoop:
         values = "  ".join(f"{w} {metric} {format_metric(metric, r.summary().get(metric))}" for w, r in results.items())
         if self.world.is_main:
             mark = "  best so far, by its loss" if equal else "  best so far" if better else ""
-            self.reporter.notes.print(f"epoch {self._epoch():6.1f}  val {values}{mark}")
+            self.reporter.notes.print(f"epoch {self.epoch:6.1f}  val {values}{mark}")
 
     def _write_weights(self, path: Path, weights: str) -> None:
         """Save the model with the raw or EMA weights, and with LoRA adapters merged."""
@@ -406,34 +419,3 @@ class TrainingLoop:
         if (left := self.plan.steps - self.progress.step) < last:
             raise VitreousError(f"profile: records steps {first} to {last}, and only {left} steps are left")
         return StepProfiler(self.directory.path / "profile.json", self.engine.device)
-
-
-@contextmanager
-def _explain_out_of_memory(device: torch.device) -> Iterator[None]:
-    """In a training pass, smaller passes avoid this error; in the optimiser or in evaluation nothing can."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise VitreousError(
-            f"out of memory on {device}, outside of forward and backward passes: use a smaller model, image_size or"
-            " micro_batch"
-        ) from error
-
-
-def _format_line(values: dict[str, Any]) -> str:
-    """The numbers below the progress bar."""
-    parts = [f"loss {values['loss']:.3f}"]
-    if values["accuracy"] is not None:
-        parts.append(f"acc {values['accuracy']:.1%}")
-    parts.append(f"lr {values['lr']:.1e}")
-    parts.append(f"{values['images_per_second']:,.0f} images/s")
-    parts.append(f"wait {values['data_wait']:.0%}")
-    parts.append(size_text(values["memory_bytes"]))
-    return "  ".join(parts)
-
-
-def format_metric(name: str, value: float | None) -> str:
-    """A loss with four decimals, any other metric as a percentage."""
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if name == "loss" else f"{value:.2%}"

@@ -20,7 +20,8 @@ from vitreous.training import durations
 from vitreous.training.config import TrainConfig
 from vitreous.training.defaults import FROM_SCRATCH, Choice
 from vitreous.training.distributed import World
-from vitreous.training.loop import DivergenceError, format_metric
+from vitreous.training.log_format import format_metric
+from vitreous.training.loop import DivergenceError
 from vitreous.training.plan import Plan
 from vitreous.training.run_directory import RunDirectory
 from vitreous.training.signals import Stopped

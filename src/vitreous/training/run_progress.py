@@ -30,6 +30,9 @@ class RunProgress:
     evaluated: int = 0  # the last step that was evaluated
     leg: int = 0  # of an extended run, see legs.py
     weights: dict[str, str] = field(default_factory=dict)  # digests of best.safetensors and last.safetensors
+    lr_scale: float = 1.0  # factor of the learning rate, set by a callback
+    stop_reason: str = ""  # why a callback stopped the run
+    callbacks: list[dict[str, Any]] = field(default_factory=list)  # state of each callback
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunProgress:

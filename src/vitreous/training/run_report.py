@@ -14,7 +14,7 @@ from vitreous.evaluation.extremes import Example
 from vitreous.reports.training_report import ExampleImage, TrainingReport, write_report
 from vitreous.training import comparison_run
 from vitreous.training.advice import Advice
-from vitreous.training.loop import format_metric
+from vitreous.training.log_format import format_metric
 from vitreous.training.outcome import Outcome, outcome_sentence
 from vitreous.training.plan import Plan
 from vitreous.training.run_directory import RunDirectory
@@ -64,7 +64,9 @@ def write_run_report(
             data=[("source", description["data"]), *counts, ("split", data.split), ("classes", str(len(data.classes)))],
             notes=[*_notes(data, plan, directory, records), *run_notes],
             unreadable=len(_unreadable(directory)),
-            check_command=f"{program()} data {shlex.quote(description['data'])} --check",
+            check_command=""
+            if description.get("data_in_memory")
+            else f"{program()} data {shlex.quote(description['data'])} --check",
             next_steps=_next_commands(directory),
             advice=[(one.reason, one.command) for one in advice],
             links=[("Look inside", _inspection_link(directory))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import torch
 from vitreous import __version__
 from vitreous.data.dataset import DataSet
 from vitreous.data.fingerprint import dataset_fingerprint
-from vitreous.data.open_data import absolute_data_path, open_data
+from vitreous.data.open_data import open_data
 from vitreous.errors import VitreousError
 from vitreous.evaluation.metrics import Result
 from vitreous.evaluation.training_images import FILE as DIGESTS_FILE
 from vitreous.evaluation.training_images import SeenImages
 from vitreous.training import comparison_run, defaults, initial_weights, legs, lr_search
+from vitreous.training.callbacks import Callback, Callbacks
 from vitreous.training.config import TrainConfig
 from vitreous.training.distributed import World
 from vitreous.training.initial_weights import InitialWeights
@@ -36,7 +38,9 @@ from vitreous.training.resume_checks import (
 from vitreous.training.run_directory import RunDirectory
 from vitreous.training.start_summary import print_start_summary
 from vitreous.training.trainer import build_engine, train_to_end
+from vitreous.training.user_code import UserCode, describe_user_code, restore_user_code
 from vitreous.utils.environment import command, environment
+from vitreous.utils.import_path import refuse_during_import
 from vitreous.utils.progress import ProgressReporter
 from vitreous.utils.sizes import pair
 from vitreous.utils.torch_settings import run_settings
@@ -44,35 +48,44 @@ from vitreous.weights.tensor_map import State
 
 
 def train(
-    data: str | os.PathLike[str],
+    data: object,
     config: TrainConfig | None = None,
     *,
+    callbacks: Sequence[Callback | type[Callback]] = (),
     quiet: bool = False,
     overwrite: bool = False,
     **fields: Any,
 ) -> Outcome:
     """Train a model on images and write a run directory: `train("photos", model="S/16", lr=1e-3)`.
 
+    `data`: a path or name, or a Python object: a map-style dataset of (image, label), a Hugging Face dataset, a pair of
+    arrays, or a dict of these by split (see `open_data`). `callbacks`: see `vitreous.Callback`. A run is resumed by its
+    directory alone if data and callbacks are given as classes or functions that can be imported, or as text; otherwise
+    they have to be passed to `resume` again.
+
     `fields` are fields of TrainConfig, with the names of the command-line flags; they override those of `config`.
     Settings that are not given are chosen from the data. `overwrite`: replace the run in the run directory `out`; the
     earlier run is kept as OUT.replaced until the new run is complete. `quiet`: print nothing.
     """
+    refuse_during_import("vitreous.train")
     config = TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields})
     world = World.current()
     reporter = ProgressReporter(quiet or not world.is_main)
     if world.size > 1 and config.run.out is None:
         raise VitreousError("out: give a run directory, since several processes train together and write to one")
+    code = describe_user_code(data, callbacks)
     with run_settings(config.run.device, config.run.deterministic):
-        opened = open_data(data, config.reading)
+        opened = open_data(data, config.reading, reporter.bar)
         directory = RunDirectory.for_new_run(config.run.out, opened.name, overwrite)
-        return _start(opened, absolute_data_path(data), config, directory, reporter, world)
+        return _start(opened, code, config, directory, reporter, world)
 
 
 def resume(
     run: str | os.PathLike[str],
     config: TrainConfig | None = None,
     *,
-    data: str | os.PathLike[str] | None = None,
+    data: object = None,
+    callbacks: Sequence[Callback | type[Callback]] | None = None,
     quiet: bool = False,
     **fields: Any,
 ) -> Outcome:
@@ -81,8 +94,10 @@ def resume(
 
     `config`: the settings to compare with those of the run; `fields` are fields of TrainConfig that override it. The
     duration and settings that do not affect the weights may change; other differences are an error that lists them.
-    `data`: the new location of the images, if they have moved.
+    `data`: the new location of the images, if they have moved, or the Python object that the run was started with.
+    `callbacks`: those of the run, if they were not given as classes that can be imported.
     """
+    refuse_during_import("vitreous.resume")
     directory, world = RunDirectory.open(run), World.current()
     reporter = ProgressReporter(quiet or not world.is_main)
     description = directory.description()
@@ -92,8 +107,9 @@ def resume(
     if is_complete(directory) and config.schedule.duration == stored.schedule.duration:
         return _nothing_to_do(directory, reporter)
     with directory.locked(world.is_main), run_settings(config.run.device, config.run.deterministic):
-        opened = open_data(data if data is not None else description["data"], config.reading)
-        return _continue(opened, config, directory, reporter, world)
+        code = restore_user_code(directory, description, data, callbacks, reporter)
+        opened = open_data(code.data, config.reading, reporter.bar)
+        return _continue(opened, config, directory, reporter, world, code.callbacks)
 
 
 def _nothing_to_do(directory: RunDirectory, reporter: ProgressReporter) -> Outcome:
@@ -104,7 +120,7 @@ def _nothing_to_do(directory: RunDirectory, reporter: ProgressReporter) -> Outco
 
 def _start(
     data: DataSet,
-    source: str,
+    code: UserCode,
     config: TrainConfig,
     directory: RunDirectory,
     reporter: ProgressReporter,
@@ -115,9 +131,11 @@ def _start(
     plan, weights = _plan_new_run(data, config, world)
     start = plan.facts.start
     print_start_summary(data, plan, reporter)
+    reporter.note_once(code.notes)
     description = {
         "vitreous": __version__,
-        "data": source,
+        "data": code.source,
+        **code.to_json(),
         "config": _stored_config(plan.config).flat(),
         "choices": [asdict(choice) for choice in plan.choices],
         "start": start.to_json() if start else None,
@@ -134,14 +152,15 @@ def _start(
         make_plan(lr_search.candidate_splits(data, plan.config), highest, world, start)
         _create(directory, description, reporter, world)
         with directory.locked(world.is_main):
-            return _search_and_train(data, plan, directory, weights, reporter, world)
+            return _search_and_train(data, plan, directory, weights, reporter, world, code.callbacks)
     loaders = build_loaders(data, plan, world, reporter)
     engine = build_engine(data, plan, loaders, weights)
     _create(directory, {**description, "config": _stored_config(plan.config, loaders).flat()}, reporter, world)
     with directory.locked(world.is_main):
         record_images(directory, loaders, plan.config, world)
         _report_unreadable(loaders, directory, reporter, world)
-        return train_to_end(data, TrainingLoop(plan, loaders, engine, directory, reporter, world), resumed=False)
+        loop = TrainingLoop(plan, loaders, engine, directory, reporter, world, code.callbacks)
+        return train_to_end(data, loop, resumed=False)
 
 
 def _create(directory: RunDirectory, description: dict[str, Any], reporter: ProgressReporter, world: World) -> None:
@@ -153,7 +172,12 @@ def _create(directory: RunDirectory, description: dict[str, Any], reporter: Prog
 
 
 def _continue(
-    data: DataSet, config: TrainConfig, directory: RunDirectory, reporter: ProgressReporter, world: World
+    data: DataSet,
+    config: TrainConfig,
+    directory: RunDirectory,
+    reporter: ProgressReporter,
+    world: World,
+    callbacks: Callbacks,
 ) -> Outcome:
     """Continue a run that is not complete, or extend it if its duration has changed."""
     check_same_data(data, directory)
@@ -170,7 +194,7 @@ def _continue(
     plan = make_plan(data, config, world, start, resumed=True)
     use_same_device(plan.device, description)
     if plan.lr_candidates:
-        return _search_and_train(data, plan, directory, weights, reporter, world)
+        return _search_and_train(data, plan, directory, weights, reporter, world, callbacks)
     loaders = build_loaders(data, plan, world, reporter)
     if SeenImages.read(directory.path) is None:
         reporter.note(f"{DIGESTS_FILE} is missing: images replaced since the run was started are not detected")
@@ -183,13 +207,21 @@ def _continue(
             legs.begin_leg(directory, extension)
         world.barrier()
         reporter.note(extension.legs[-1].text)
-    return train_to_end(data, TrainingLoop(plan, loaders, engine, directory, reporter, world), resumed=True)
+    loop = TrainingLoop(plan, loaders, engine, directory, reporter, world, callbacks)
+    return train_to_end(data, loop, resumed=True)
 
 
 def _search_and_train(
-    data: DataSet, plan: Plan, directory: RunDirectory, weights: State, reporter: ProgressReporter, world: World
+    data: DataSet,
+    plan: Plan,
+    directory: RunDirectory,
+    weights: State,
+    reporter: ProgressReporter,
+    world: World,
+    callbacks: Callbacks,
 ) -> Outcome:
-    """Select the learning rate with one run per candidate, then train with it on all training images."""
+    """Select the learning rate with one run per candidate, then train with it on all training images. The callbacks
+    belong to the latter."""
 
     def run_candidate(part: DataSet, config: TrainConfig, place: RunDirectory) -> Result | None:
         quieter = reporter.without_tables()
@@ -199,8 +231,9 @@ def _search_and_train(
             changeable = {name: config.flat()[name] for name in CHANGEABLE_FIELDS}
             config = TrainConfig.from_flat({**place.description()["config"], **changeable})
             with place.locked(world.is_main):
-                return _continue(part, config, place, quieter, world).result
-        return _start(part, directory.description()["data"], config, place, quieter, world).result
+                return _continue(part, config, place, quieter, world, Callbacks()).result
+        code = UserCode(part, directory.description()["data"])
+        return _start(part, code, config, place, quieter, world).result
 
     choice = lr_search.search_learning_rate(data, plan, directory, run_candidate, reporter, world)
     reporter.note(f"lr = {choice.value:g}: {choice.why}")
@@ -214,7 +247,8 @@ def _search_and_train(
         directory.write_description({**description, "config": config, "choices": choices})
     record_images(directory, loaders, plan.config, world)
     _report_unreadable(loaders, directory, reporter, world)
-    return train_to_end(data, TrainingLoop(plan, loaders, engine, directory, reporter, world), resumed=False)
+    loop = TrainingLoop(plan, loaders, engine, directory, reporter, world, callbacks)
+    return train_to_end(data, loop, resumed=False)
 
 
 def _plan_new_run(data: DataSet, config: TrainConfig, world: World) -> tuple[Plan, State]:

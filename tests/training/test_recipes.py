@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+import vitreous
 from runs import draw_folder, records
 from vitreous import TrainConfig, VitreousError, load, open_data, recipe, train
+from vitreous.cli import main
 from vitreous.models.zoo import build_model
 from vitreous.training import defaults
 from vitreous.training.distributed import World
@@ -197,3 +199,51 @@ def test_weight_decay_of_plain_s16_matches_big_vision() -> None:
     found = recipe("plain_s16").flat()
     assert found["lr"] * found["weight_decay"] == pytest.approx(1e-4)
     assert recipe("plain_s16_300") == recipe("plain_s16").with_(duration="300 epochs")
+
+
+OUTSIDE = """
+from vitreous import TrainConfig
+def tiny(): return TrainConfig().with_(width=64, lr=0.5)
+def wrong(): return {"width": 64}
+def broken(): return 1 / 0
+number = 7
+"""
+
+
+def test_a_recipe_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(OUTSIDE)
+    assert vitreous.recipe(f"{path}:tiny").optimiser.lr == 0.5
+    main(["recipes", f"{path}:tiny"])
+    output = capsys.readouterr().out
+    assert "no measured result stated" in output
+    assert "0.5" in output
+    for name, message in {
+        "wrong": "expected a TrainConfig",
+        "broken": "ZeroDivisionError",
+        "number": "expected a function",
+        "tyni": "did you mean tiny",
+    }.items():
+        with pytest.raises(VitreousError, match=message):
+            vitreous.recipe(f"{path}:{name}")
+
+
+def test_recipes_of_installed_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "outside_recipes.py").write_text(OUTSIDE)
+    information = tmp_path / "outside_recipes-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-recipes\nVersion: 1.0\n")
+    points = "tiny = outside_recipes:tiny\nbad = outside_recipes:broken\ndigits = outside_recipes:tiny\n"
+    (information / "entry_points.txt").write_text(f"[vitreous.recipes]\n{points}")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert vitreous.recipe("tiny").optimiser.lr == 0.5
+    assert vitreous.recipe("digits").optimiser.lr != 0.5
+    main(["recipes"])
+    output = capsys.readouterr()
+    assert "tiny" in output.out
+    assert "the recipe bad of an installed package" in output.err
+    assert "there is a recipe digits in this package" in output.err
+    with pytest.raises(VitreousError, match="did you mean tiny"):
+        vitreous.recipe("tinyy")

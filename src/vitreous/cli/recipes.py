@@ -7,7 +7,7 @@ import tyro
 
 from vitreous.cli.options import Switch
 from vitreous.cli.output import print_facts, print_json, print_table
-from vitreous.utils.console import STDOUT, console, print_line
+from vitreous.utils.console import STDOUT, console, print_line, print_message
 
 if TYPE_CHECKING:
     from vitreous.training.recipes import RecipeCard
@@ -26,12 +26,13 @@ def recipes_command(
     """List the training recipes with their results, or describe one recipe.
 
     Args:
-        name: Recipe to describe: its command, its results and its settings. Default: list all recipes.
+        name: Recipe to describe: its command, its results and its settings. Also file.py:function. Default: list all
+            recipes, those of installed packages too.
         json: Print JSON instead of tables: a list of recipes, or one recipe.
     """
     from vitreous.training.recipes import RECIPES, recipe_card
 
-    shown = [recipe_card(each) for each in (RECIPES if name is None else [name])]
+    shown = [recipe_card(name)] if name is not None else [*map(recipe_card, RECIPES), *_cards_of_packages()]
     if json:
         found = [{**asdict(one), "settings": recipe_settings(one.name)} for one in shown]
         print_json(found if name is None else found[0])
@@ -39,6 +40,24 @@ def recipes_command(
         print_recipes(shown)
     else:
         print_recipe(shown[0])
+
+
+def _cards_of_packages() -> "list[RecipeCard]":
+    """The recipes of installed packages. One that cannot be used is reported, and the others are listed."""
+    from vitreous.errors import VitreousError
+    from vitreous.training.recipes import RECIPES, installed_recipes, recipe, recipe_card
+
+    cards = []
+    for name, path in installed_recipes().items():
+        if name in RECIPES:
+            print_message(f"{path}: there is a recipe {name} in this package: use the import path instead of the name")
+            continue
+        try:
+            recipe(name)
+            cards.append(recipe_card(name))
+        except VitreousError as error:
+            print_message(f"the recipe {name} of an installed package ({path}) cannot be used: {error}")
+    return cards
 
 
 def recipe_settings(name: str) -> dict[str, Any]:

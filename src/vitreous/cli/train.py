@@ -47,7 +47,7 @@ def make_train_command(arguments: Sequence[str]) -> Callable[..., None]:
 
     Args:
         data: {DATA_HELP}
-        recipe: Start from the settings of a recipe: {", ".join(RECIPES)}.
+        recipe: Start from the settings of a recipe: {", ".join(RECIPES)}; of your own: file.py:function.
         resume: Continue the run in this directory. A longer --epochs extends it, also if it has finished.
         overwrite: {OVERWRITE_HELP}
     """

@@ -26,8 +26,9 @@ from vitreous.training.durations import parse_time
 from vitreous.training.initial_weights import DROP_RATES
 from vitreous.training.outcome import Outcome
 from vitreous.training.plan import Plan
-from vitreous.training.recipes import RECIPES
+from vitreous.training.recipes import RECIPES, recipe
 from vitreous.utils.environment import program
+from vitreous.utils.import_path import is_import_path
 from vitreous.utils.sizes import pair
 
 STRONGER_WEIGHTS = "deit-tiny"  # in `vitreous models --weights`: trained on 1.3 million photographs
@@ -92,8 +93,8 @@ class _Command:
         without = [f"--{name.replace('_', '-')}" for name in fields] + ["--size"]
         name = next((b for a, b in pairwise(self.tokens) if a == "--recipe"), None)
         name = next((t.partition("=")[2] for t in self.tokens if t.startswith("--recipe=")), name)
-        if name in RECIPES:
-            architecture = RECIPES[name]().architecture
+        if name is not None and (name in RECIPES or is_import_path(name)):
+            architecture = recipe(name).architecture
             if any(getattr(architecture, field) is not None for field in fields if field != "start"):
                 without.append("--recipe")
         return self.with_flag("--from", weights, without)

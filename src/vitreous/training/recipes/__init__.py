@@ -14,9 +14,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from inspect import getdoc
+from typing import Any
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, brief, one_line, summarize_names
 from vitreous.training.config import TrainConfig
 from vitreous.training.recipes.cifar10 import cifar10, cifar10_fast
 from vitreous.training.recipes.digits import digits
@@ -25,6 +27,7 @@ from vitreous.training.recipes.finetuning import finetune_fast, finetune_linear,
 from vitreous.training.recipes.imagenet import deit3, paper_imagenet1k, paper_imagenet21k, plain_s16, plain_s16_300
 from vitreous.training.recipes.imagenette import imagenette, vitreous_mini
 from vitreous.training.recipes.small_folder import small_folder
+from vitreous.utils.import_path import import_object, is_import_path
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     recipe.__name__: recipe
@@ -47,6 +50,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         finetune_lora,
     )
 }
+ENTRY_POINTS = "vitreous.recipes"  # group of the entry points of packages that provide recipes
 FINETUNING_RECIPES = tuple(name.removeprefix("finetune_") for name in RECIPES if name.startswith("finetune_"))
 CARD_PATTERN = re.compile(
     r"(?P<result>[^\n]+), in (?P<time>[^\n]+), on (?P<hardware>[^\n]+)\.\n\n"
@@ -71,12 +75,41 @@ class RecipeCard:
 
 
 def recipe(name: str) -> TrainConfig:
-    """Return the config of a recipe."""
-    return _find_recipe(name)()
+    """Return the config of a recipe.
+
+    `name`: a recipe of this package, an import path (file.py:name, package.module:name) of a function that returns a
+    TrainConfig, or the name of an entry point in the group vitreous.recipes.
+    """
+    function = _find_recipe(name)
+    if name in RECIPES:
+        return function()
+    try:
+        config: Any = function()
+    except VitreousError as error:
+        raise error.at(f"recipe {name}") from error
+    except Exception as error:
+        raise VitreousError(f"recipe {name}: {type(error).__name__}: {one_line(error)}") from error
+    if not isinstance(config, TrainConfig):
+        raise VitreousError(f"recipe {name} returned {brief(config)}: expected a TrainConfig")
+    return config
+
+
+def installed_recipes() -> dict[str, str]:
+    """The recipes of other packages: their names, and the import paths of their functions."""
+    found: dict[str, set[str]] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        found.setdefault(point.name, set()).add(point.value.partition("[")[0].strip())
+    for name, paths in found.items():
+        if len(paths) > 1 and name not in RECIPES:
+            both = summarize_names(sorted(paths))
+            raise VitreousError(f"several packages provide the recipe {name}: give the import path of one: {both}")
+    return {name: min(paths) for name, paths in found.items()}
 
 
 def finetuning_recipe(name: str) -> TrainConfig:
     """Return the config of a recipe of `vitreous finetune`, by its short name."""
+    if is_import_path(name):
+        return recipe(name)
     if name not in FINETUNING_RECIPES:
         near = get_close_matches(name, FINETUNING_RECIPES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the recipes are {', '.join(FINETUNING_RECIPES)}"
@@ -85,8 +118,12 @@ def finetuning_recipe(name: str) -> TrainConfig:
 
 
 def recipe_card(name: str) -> RecipeCard:
-    """Return the statements in the docstring of a recipe."""
-    return parse_recipe_card(name, getdoc(_find_recipe(name)) or "")
+    """Return the statements in the docstring of a recipe. Recipes of other packages need not make any."""
+    text = getdoc(_find_recipe(name)) or ""
+    if name in RECIPES or CARD_PATTERN.fullmatch(text):
+        return parse_recipe_card(name, text)
+    command = f"vitreous train DATA --recipe {name}"
+    return RecipeCard(name, "not stated", "no measured result stated", "-", "-", command, "not stated", text)
 
 
 def parse_recipe_card(name: str, text: str) -> RecipeCard:
@@ -103,8 +140,15 @@ def parse_recipe_card(name: str, text: str) -> RecipeCard:
 
 
 def _find_recipe(name: str) -> Callable[[], TrainConfig]:
-    if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the recipes are {', '.join(RECIPES)}"
-        raise VitreousError(f"unknown recipe {name!r}; {hint}")
-    return RECIPES[name]
+    if name in RECIPES:
+        return RECIPES[name]
+    installed = {} if is_import_path(name) else installed_recipes()
+    if is_import_path(name) or name in installed:
+        function: Any = import_object(installed.get(name, name))
+        if not callable(function):
+            raise VitreousError(f"recipe {name} is {brief(function)}: expected a function that returns a TrainConfig")
+        return function  # type: ignore[no-any-return]
+    names = [*RECIPES, *installed]
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the recipes are {', '.join(names)}; your own are file.py:function"
+    raise VitreousError(f"unknown recipe {name!r}; {hint}")

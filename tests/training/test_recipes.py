@@ -222,7 +222,7 @@ def test_a_recipe_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "wrong": "expected a TrainConfig",
         "broken": "ZeroDivisionError",
         "number": "expected a function",
-        "tyni": "did you mean tiny",
+        "tinyy": "did you mean tiny",
     }.items():
         with pytest.raises(VitreousError, match=message):
             vitreous.recipe(f"{path}:{name}")

@@ -56,7 +56,7 @@ def cut(image: ExplainedImage) -> list[str]:
     height, width = patch_pixels(c)
     found = [
         f"The input is an image of {values.shape[1]} × {values.shape[2]} pixels; after normalisation its values go from "  # noqa: E501
-        f"{four_digits(float(values.min()))} to {four_digits(float(values.max()))}, with mean {four_digits(float(values.mean()))}."
+        f"{four_digits(float(values.min()))} to {four_digits(float(values.max()))}, with mean {four_digits(float(values.mean()))}."  # noqa: E501
     ]
     if c.backbone is None:
         found.append(f"It is cut into {rows} × {cols} = {rows * cols} patches of {height} × {width} pixels.")
@@ -138,7 +138,7 @@ def attend(image: ExplainedImage) -> list[str]:
     return [
         f"Each token has a query q, a key k{normed} and a value v of d = {d} numbers; the query of the framed patch begins "  # noqa: E501
         f"with {first_values(a.query)}.",
-        f"Its scores q·k / √{d}{bias} go from {four_digits(float(a.scores.min()))} to {four_digits(float(a.scores.max()))}; with "
+        f"Its scores q·k / √{d}{bias} go from {four_digits(float(a.scores.min()))} to {four_digits(float(a.scores.max()))}; with "  # noqa: E501
         f"itself the score is {four_digits(float(a.scores[token]))}.",
         f"Softmax turns the {len(a.scores)} scores into weights that sum to 1, and the largest, "
         f"{percentage(float(a.weights[best]))}, goes to {target}; the weighted sum of the values begins with "
@@ -168,7 +168,7 @@ def follow(image: ExplainedImage) -> list[str]:
     norms, cosines = steps.stream.norm(dim=-1), steps.similarity_to_final
     half = _settled(cosines >= 0.5)
     found = [
-        f"The norm of the {followed(image.config)} goes from {four_digits(float(norms[0]))} to {four_digits(float(norms[-1]))}.",
+        f"The norm of the {followed(image.config)} goes from {four_digits(float(norms[0]))} to {four_digits(float(norms[-1]))}.",  # noqa: E501
         f"Its cosine similarity to its final value is {float(cosines[0]):.3f} before block 1, and at least 0.5 from "
         f"{'the start' if half == 0 else f'block {half}'} on.",
     ]

@@ -73,8 +73,9 @@ def explain_evaluated(
     batch = preprocessing.normalise(pixels.to(parameter.device)).to(parameter.dtype)[None]
     grid = model.config.grid_at((pixels.shape[1], pixels.shape[2]))
     contrast = patch_contrast(pixels, grid, patch_pixels(model.config))
-    place = divmod(int(contrast.argmax()), grid[1]) if patch is None else _place(patch)
-    steps = forward_steps(model, batch, place, _from_zero(layer, "layer"), _from_zero(head, "head"))
+    place = divmod(int(contrast.argmax()), grid[1]) if patch is None else _place(patch, grid)
+    block, head = _from_zero(layer, model.config.depth, "layer"), _from_zero(head, model.config.heads, "head")
+    steps = forward_steps(model, batch, place, block, head)
     name = Path(os.fsdecode(image)).name if isinstance(image, str | os.PathLike) else "image"
     explained = ExplainedImage(
         name=name,
@@ -91,7 +92,12 @@ def explain_evaluated(
         notes=tuple(evaluated.notes),
         command=command,
     )
-    write_html(target, render_explain_page(explained))
+    page = render_explain_page(explained)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)  # not before the page is complete
+    except OSError as error:
+        raise VitreousError(f"{target} cannot be written ({error.strerror})") from error
+    write_html(target, page)
     return target
 
 
@@ -102,7 +108,6 @@ def page_path(out: str | os.PathLike[str]) -> Path:
         return path
     if path.exists() and not path.is_dir():
         raise VitreousError(f"{path} is neither a folder nor an .html file")
-    path.mkdir(parents=True, exist_ok=True)
     return path / PAGE
 
 
@@ -116,19 +121,19 @@ def patch_contrast(pixels: Tensor, grid: Grid, patch: tuple[int, int]) -> Tensor
     return result
 
 
-def _place(patch: tuple[int, int]) -> tuple[int, int]:
+def _place(patch: tuple[int, int], grid: Grid) -> tuple[int, int]:
     if not isinstance(patch, list | tuple) or len(patch) != 2:
         raise VitreousError(f"patch = {brief(patch)}: expected a row and a column, counted from 1")
-    row, col = (_from_zero(number, name) for number, name in zip(patch, ("row", "column"), strict=True))
+    row, col = (_from_zero(*one) for one in zip(patch, grid, ("row", "column"), strict=True))
     assert row is not None
     assert col is not None
     return row, col
 
 
-def _from_zero(number: int | None, name: str) -> int | None:
+def _from_zero(number: int | None, count: int, name: str) -> int | None:
     """Convert a number that counts from 1, as on the page."""
     if number is None:
         return None
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise VitreousError(f"{name} = {brief(number)}: expected a whole number, counted from 1")
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= count:
+        raise VitreousError(f"{name} {brief(number)}: expected 1 to {count}")
     return number - 1

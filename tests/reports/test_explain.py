@@ -327,7 +327,7 @@ def test_an_existing_page_is_kept_without_overwrite(folder: Path, capsys: pytest
     assert "--overwrite" in capsys.readouterr().err
     assert Path("p.html").read_text() == "mine"
     assert run("a.png", "--model", "m.safetensors", "--out", "p.html", "--overwrite") == 0
-    assert "mine" != Path("p.html").read_text("utf-8")
+    assert Path("p.html").read_text("utf-8") != "mine"
 
 
 @pytest.mark.parametrize(

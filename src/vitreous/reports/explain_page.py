@@ -112,17 +112,27 @@ def _steps(image: ExplainedImage) -> list[_Step]:
     scale2 = "γ<sub>2</sub> ⊙ " if c.layer_scale is not None else ""
     bias = " + <i>b</i>" if a.bias is not None else ""
     qk = "LN(<i>q</i>) · LN(<i>k</i>)" if c.qk_norm else "<i>q</i> · <i>k</i>"
+    cut = "<i>x</i> → <i>x</i><sub>p</sub><sup>1</sup>, …, <i>x</i><sub>p</sub><sup>N</sup>"
+    softmax = f"softmax({qk} / √<i>d</i>{bias}) <i>v</i>, with <i>q</i>, <i>k</i>, <i>v</i> from {norm}"
+    equation_2 = f"<i>z′</i><sub>ℓ</sub> = {scale1}MSA({norm}) + <i>z</i><sub>ℓ−1</sub>"
+    equation_3 = f"<i>z</i><sub>ℓ</sub> = {scale2}MLP(LN(<i>z′</i><sub>ℓ</sub>)) + <i>z′</i><sub>ℓ</sub>"
+    journey = "<i>z</i><sub>0</sub> → <i>z</i><sub>1</sub> → … → <i>z</i><sub>L</sub>"
     return [
-        _Step("image", "Image", "The image is cut into patches", "<i>x</i> → <i>x</i><sub>p</sub><sup>1</sup>, …, <i>x</i><sub>p</sub><sup>N</sup>", _image_picture(image), explain_text.cut(image), 1),  # noqa: E501
-        _Step("patch", "Patch", "A patch becomes a vector", f"<i>x</i><sub>p</sub> ∈ ℝ<sup>{len(steps.flat):,}</sup>", _patch_picture(image), explain_text.flatten(image), 1),  # noqa: E501
-        _Step("embedding", "Embedding", "Projection and positions (equation 1)", _equation_1(image), _embedding_picture(image), explain_text.embed(image), 2),  # noqa: E501
+        _Step("image", "Image", "The image is cut into patches",
+              cut, _image_picture(image), explain_text.cut(image), 1),
+        _Step("patch", "Patch", "A patch becomes a vector",
+              f"<i>x</i><sub>p</sub> ∈ ℝ<sup>{len(steps.flat):,}</sup>",
+              _patch_picture(image), explain_text.flatten(image), 1),
+        _Step("embedding", "Embedding", "Projection and positions (equation 1)",
+              _equation_1(image), _embedding_picture(image), explain_text.embed(image), 2),
         _Step("attention", "Attention", f"Attention in block {a.layer + 1}, head {a.head + 1} (inside equation 2)",
-              f"softmax({qk} / √<i>d</i>{bias}) <i>v</i>, with <i>q</i>, <i>k</i>, <i>v</i> from {norm}", _attention_picture(image), explain_text.attend(image), 3),  # noqa: E501
+              softmax, _attention_picture(image), explain_text.attend(image), 3),
         _Step("residual", "Residual stream", "Every block adds to the token (equations 2 and 3)",
-              f"<i>z′</i><sub>ℓ</sub> = {scale1}MSA({norm}) + <i>z</i><sub>ℓ−1</sub>,&ensp; <i>z</i><sub>ℓ</sub> = {scale2}MLP(LN(<i>z′</i><sub>ℓ</sub>)) + <i>z′</i><sub>ℓ</sub>",  # noqa: E501
-              _residual_picture(image), explain_text.add(image), 3),
-        _Step("depth", "Depth", f"The {explain_text.followed(image.config)} through depth", "<i>z</i><sub>0</sub> → <i>z</i><sub>1</sub> → … → <i>z</i><sub>L</sub>", _depth_picture(image), explain_text.follow(image), 3),  # noqa: E501
-        _Step("output", "Output", "Norm, pooling and head (equation 4)", _equation_4(image), _output_picture(image), explain_text.answer(image), 3),  # noqa: E501
+              f"{equation_2},&ensp; {equation_3}", _residual_picture(image), explain_text.add(image), 3),
+        _Step("depth", "Depth", f"The {explain_text.followed(image.config)} through depth",
+              journey, _depth_picture(image), explain_text.follow(image), 3),
+        _Step("output", "Output", "Norm, pooling and head (equation 4)",
+              _equation_4(image), _output_picture(image), explain_text.answer(image), 3),
     ]  # fmt: skip
 
 
@@ -250,7 +260,7 @@ def _depth_picture(image: ExplainedImage) -> str:
             cells += [image.label(top), percentage(float(steps.probabilities[depth, top]))]
         rows.append(tuple(cells))
     header = ("block", "norm", "cosine to final", "top class", "probability")
-    return _table(header[: len(rows[0])], rows, names=(3,))
+    return _table(header[: len(rows[0])], rows, names=(0, 3))
 
 
 def _output_picture(image: ExplainedImage) -> str:
@@ -287,8 +297,9 @@ def _table(
             style = f' style="--share:{100 * bars[number]:.2f}%"'
             cells[-1] = f'<td class="num bar"{style}>{text(row[-1])}</td>'
         lines.append(f"<tr{' class=chosen' if number == marked else ''}>{''.join(cells)}</tr>")
+    label = text(", ".join(header))
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{text(", ".join(header))}"><table><thead><tr>{head}'  # noqa: E501
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><thead><tr>{head}'
         f"</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 

@@ -55,8 +55,10 @@ def cut(image: ExplainedImage) -> list[str]:
     values, (rows, cols), c = image.normalised, image.steps.grid, image.config
     height, width = patch_pixels(c)
     found = [
-        f"The input is an image of {values.shape[1]} × {values.shape[2]} pixels; after normalisation its values go from "  # noqa: E501
-        f"{four_digits(float(values.min()))} to {four_digits(float(values.max()))}, with mean {four_digits(float(values.mean()))}."  # noqa: E501
+        f"The input is an image of {values.shape[1]} × {values.shape[2]} pixels; after normalisation its "
+        f"values go from "
+        f"{four_digits(float(values.min()))} to {four_digits(float(values.max()))}, with mean "
+        f"{four_digits(float(values.mean()))}."
     ]
     if c.backbone is None:
         found.append(f"It is cut into {rows} × {cols} = {rows * cols} patches of {height} × {width} pixels.")
@@ -95,7 +97,8 @@ def embed(image: ExplainedImage) -> list[str]:
     """Step 3."""
     steps, c = image.steps, image.config
     found = [
-        f"The learned matrix E has {len(steps.flat):,} × {c.width} values: the patch becomes a vector of {c.width} values, "  # noqa: E501
+        f"The learned matrix E has {len(steps.flat):,} × {c.width} values: the patch becomes a vector of "
+        f"{c.width} values, "
         f"which begins with {first_values(steps.projected)} and has norm {length(steps.projected)}."
     ]
     tokens = len(steps.embedded)
@@ -113,12 +116,17 @@ def embed(image: ExplainedImage) -> list[str]:
 
 def _position_sentence(image: ExplainedImage) -> str:
     steps, c = image.steps, image.config
-    kinds = {"learned-1d": "learned", "learned-2d": "learned, by row and column", "sincos-1d": "fixed sines and cosines",  # noqa: E501
-             "sincos-2d": "fixed sines and cosines, by row and column"}  # fmt: skip
+    kinds = {
+        "learned-1d": "learned",
+        "learned-2d": "learned, by row and column",
+        "sincos-1d": "fixed sines and cosines",
+        "sincos-2d": "fixed sines and cosines, by row and column",
+    }
     total = length(steps.embedded[steps.token])
     if steps.position is not None:
         return (
-            f"The position embedding of this patch ({kinds[c.position]}) has norm {length(steps.position)}; the sum has "  # noqa: E501
+            f"The position embedding of this patch ({kinds[c.position]}) has norm "
+            f"{length(steps.position)}; the sum has "
             f"norm {total}."
         )
     if c.position == "none":
@@ -136,9 +144,11 @@ def attend(image: ExplainedImage) -> list[str]:
     normed = ", normalised (qk-norm)," if image.config.qk_norm else ""
     bias = " plus the relative position bias" if a.bias is not None else ""
     return [
-        f"Each token has a query q, a key k{normed} and a value v of d = {d} numbers; the query of the framed patch begins "  # noqa: E501
+        f"Each token has a query q, a key k{normed} and a value v of d = {d} numbers; the query of the "
+        f"framed patch begins "
         f"with {first_values(a.query)}.",
-        f"Its scores q·k / √{d}{bias} go from {four_digits(float(a.scores.min()))} to {four_digits(float(a.scores.max()))}; with "  # noqa: E501
+        f"Its scores q·k / √{d}{bias} go from {four_digits(float(a.scores.min()))} to "
+        f"{four_digits(float(a.scores.max()))}; with "
         f"itself the score is {four_digits(float(a.scores[token]))}.",
         f"Softmax turns the {len(a.scores)} scores into weights that sum to 1, and the largest, "
         f"{percentage(float(a.weights[best]))}, goes to {target}; the weighted sum of the values begins with "
@@ -154,9 +164,11 @@ def add(image: ExplainedImage) -> list[str]:
     branches = norms[:, [1, 3]]
     block, kind = divmod(int(branches.argmax()), 2)
     return [
-        f"In block {layer + 1} the token comes in with norm {before}; the {c.heads} heads together add a vector of norm "  # noqa: E501
+        f"In block {layer + 1} the token comes in with norm {before}; the {c.heads} heads together add a "
+        f"vector of norm "
         f"{attention}{scale}, and the sum has norm {middle}.",
-        f"The MLP, with {c.mlp_dim:,} hidden values, adds a vector of norm {mlp}{scale}; the block returns norm {after}.",  # noqa: E501
+        f"The MLP, with {c.mlp_dim:,} hidden values, adds a vector of norm {mlp}{scale}; the block "
+        f"returns norm {after}.",
         f"The largest addition of all {c.depth} blocks has norm {four_digits(float(branches.max()))}: it comes from "
         f"{'the MLP' if kind else 'attention'} in block {block + 1}.",
     ]
@@ -168,7 +180,8 @@ def follow(image: ExplainedImage) -> list[str]:
     norms, cosines = steps.stream.norm(dim=-1), steps.similarity_to_final
     half = _settled(cosines >= 0.5)
     found = [
-        f"The norm of the {followed(image.config)} goes from {four_digits(float(norms[0]))} to {four_digits(float(norms[-1]))}.",  # noqa: E501
+        f"The norm of the {followed(image.config)} goes from {four_digits(float(norms[0]))} to "
+        f"{four_digits(float(norms[-1]))}.",
         f"Its cosine similarity to its final value is {float(cosines[0]):.3f} before block 1, and at least 0.5 from "
         f"{'the start' if half == 0 else f'block {half}'} on.",
     ]
@@ -205,7 +218,8 @@ def answer(image: ExplainedImage) -> list[str]:
     vector = steps.representation if steps.representation.ndim == 1 else steps.representation[0]
     extra = ", then a linear layer and tanh" if c.representation_size else ""
     found = [
-        f"{order} {pooled}{after}{extra}: the result has {vector.shape[-1]} values, begins with {first_values(vector)} and "  # noqa: E501
+        f"{order} {pooled}{after}{extra}: the result has {vector.shape[-1]} values, begins with "
+        f"{first_values(vector)} and "
         f"has norm {length(vector)}."
     ]
     if steps.logits is None or steps.probabilities is None:
@@ -215,7 +229,9 @@ def answer(image: ExplainedImage) -> list[str]:
     part = probability_parts(steps.probabilities[-1], steps.probabilities[-1].argsort(descending=True)[:5].tolist())[0]
     return [
         *found,
-        f"The head multiplies it with a matrix of {c.head_width} × {len(steps.logits):,} values and gives one logit per "  # noqa: E501
+        f"The head multiplies it with a matrix of {c.head_width} × {len(steps.logits):,} values and "
+        f"gives one logit per "
         f"class, from {four_digits(float(steps.logits.min()))} to {four_digits(float(steps.logits.max()))}.",
-        f"The prediction is {image.label(best)}, with logit {four_digits(float(steps.logits[best]))} and probability {part}.",  # noqa: E501
+        f"The prediction is {image.label(best)}, with logit {four_digits(float(steps.logits[best]))} and "
+        f"probability {part}.",
     ]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitreous.models.zoo import create, names
     from vitreous.preprocessing import Preprocessing
     from vitreous.reports.check_data import check_data
+    from vitreous.reports.explain import explain
     from vitreous.training.callbacks import Callback, TrainingRun
     from vitreous.training.config import TrainConfig
     from vitreous.training.finetune import finetune
@@ -53,6 +54,7 @@ _HOMES = {
     "check_data": "vitreous.reports.check_data",
     "Callback": "vitreous.training.callbacks",
     "TrainingRun": "vitreous.training.callbacks",
+    "explain": "vitreous.reports.explain",
     "TrainConfig": "vitreous.training.config",
     "finetune": "vitreous.training.finetune",
     "recipe": "vitreous.training.recipes",
@@ -90,6 +92,7 @@ __all__ = [
     "convert",
     "cost",
     "create",
+    "explain",
     "finetune",
     "load",
     "names",

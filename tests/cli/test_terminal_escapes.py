@@ -109,6 +109,7 @@ COMMANDS: dict[str, tuple[tuple[object, ...], int]] = {
     "predict one": (("predict", f"{DATA}/train/a{NAME}/0{NAME}.png", "--model", RUNS, *CPU), 0),
     "predict --json": (("predict", DATA, *MODEL, "--json"), 1),
     "inspect": (("inspect", RUNS, *(f"{DATA}/test/a{NAME}/{i}{NAME}.png" for i in ("0", "bad")), *CPU), 1),
+    "explain": (("explain", f"{DATA}/test/a{NAME}/0{NAME}.png", "--model", RUNS, *CPU, "--out", f"e{NAME}.html"), 0),
     "evaluate": (("evaluate", DATA, *MODEL, "--size", 32, 40, "--workers", 0, "--out", f"eval{NAME}"), 1),
     "evaluate a run": (("evaluate", DATA, "--model", RUNS, *CPU, "--workers", 0, "--with", "knn"), 1),
     "evaluate --json": (("evaluate", DATA, *MODEL, "--workers", 0, "--json"), 1),

@@ -19,7 +19,7 @@ JSON_COMMANDS = ("bench", "calibrate", "compare", "data", "evaluate", "info", "m
 # Commands that write files continue when stdout is closed (`vitreous train ... | head -1`). For the first three a lost
 # output is not an error.
 FILE_COMMANDS = ("train", "finetune", "features")
-CONTINUING_COMMANDS = (*FILE_COMMANDS, "calibrate", "compare", "evaluate", "inspect")
+CONTINUING_COMMANDS = (*FILE_COMMANDS, "calibrate", "compare", "evaluate", "explain", "inspect")
 SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell reports it
 
 
@@ -131,6 +131,7 @@ def _commands(arguments: list[str]) -> dict[str, Callable[..., None]]:
     from vitreous.cli.convert import convert_command
     from vitreous.cli.data import data_command
     from vitreous.cli.evaluate import evaluate_command
+    from vitreous.cli.explain import explain_command
     from vitreous.cli.features import features_command
     from vitreous.cli.finetune import make_finetune_command
     from vitreous.cli.info import info_command
@@ -147,6 +148,7 @@ def _commands(arguments: list[str]) -> dict[str, Callable[..., None]]:
         "data": data_command,
         "predict": predict_command,
         "inspect": inspect_command,
+        "explain": explain_command,
         "evaluate": evaluate_command,
         "calibrate": calibrate_command,
         "features": features_command,

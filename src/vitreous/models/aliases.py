@@ -79,7 +79,7 @@ def known_elsewhere(name: str, zoo: Container[str]) -> tuple[str, dict[str, Any]
     return None
 
 
-def explain(name: str, zoo: Container[str]) -> str | None:
+def alias_hint(name: str, zoo: Container[str]) -> str | None:
     """Return a hint for an error message: the name here, and how to load the trained weights; None if unknown."""
     found = known_elsewhere(name, zoo)
     if found is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitreous.errors import VitreousError, brief
-from vitreous.models.aliases import explain
+from vitreous.models.aliases import alias_hint
 from vitreous.models.resnet import BLOCKS, BiT, BiTConfig, ResNetConfig
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.utils.memory import require_memory
@@ -104,7 +104,7 @@ def config(name: str, **changes: Any) -> ViTConfig | BiTConfig:
 def _hint(name: str) -> str:
     """Suggest what the caller may have meant: another spelling, or the name in another library."""
     folded = {known.casefold(): known for known in reversed(ZOO)}  # "b/16" means B/16
-    if name.casefold() not in folded and (explained := explain(name, ZOO)):
+    if name.casefold() not in folded and (explained := alias_hint(name, ZOO)):
         return f"{explained}; "
     near = [folded[match] for match in get_close_matches(name.casefold(), folded, n=3, cutoff=0.7)]
     return f"did you mean {' or '.join(near)}? " if near else ""

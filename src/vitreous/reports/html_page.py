@@ -35,11 +35,14 @@ class HtmlPage:
     links: str = ""  # more links for the navigation
     before_main: str = ""
     data: str = ""  # <script> elements with data for the script
+    scripts: bool = True  # the assets have scripts; otherwise only stylesheets
 
 
 def render_page(page: HtmlPage) -> str:
     """The HTML document."""
-    style, script = ("".join(_asset(name, kind) for name in ("base", *page.assets.split())) for kind in ("css", "js"))
+    names = ("base", *page.assets.split())
+    style = "".join(_asset(name, "css") for name in names)
+    script = "".join(_asset(name, "js") for name in (names if page.scripts else names[:1]))
     sections = [section for section in page.sections if section.body]
     nav = "".join(f'<a href="#{section.id}">{section.nav}</a>' for section in sections)
     main = "".join(

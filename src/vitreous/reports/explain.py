@@ -1,0 +1,139 @@
+"""`explain`: a page that follows one image through equations 1 to 4 of the ViT paper with a model's own numbers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.errors import VitreousError, brief
+from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel, open_model
+from vitreous.inspection.forward_steps import forward_steps, require_tokens
+from vitreous.inspection.internals import patch_pixels
+from vitreous.models.base import Model
+from vitreous.models.checks import Grid
+from vitreous.preprocessing import ImageLike
+from vitreous.reports.explain_page import ExplainedImage, render_explain_page
+from vitreous.reports.html_page import write_html
+from vitreous.utils.atomic import check_output
+from vitreous.utils.device import pick_device
+from vitreous.weights.model_info import labels_of
+
+PAGE = "explanation.html"
+
+
+def explain(  # noqa: PLR0913 (each is an option of the command)
+    image: ImageLike,
+    model: Model | str | os.PathLike[str] = "vitreous-mini",
+    *,
+    out: str | os.PathLike[str] = PAGE,
+    overwrite: bool = False,
+    patch: tuple[int, int] | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    size: int | tuple[int, int] | None = None,
+    device: str = "auto",
+) -> Path:
+    """Write a page that explains how a model computes its output for one image. Returns the path of the page.
+
+    `model`: a model, or anything that `load` accepts. `out`: the file, or a folder. `patch` (row, column), `layer` and
+    `head` count from 1, as the page does. Defaults: the patch with the highest contrast, the middle block, and the head
+    whose largest attention weight for this patch is the highest. `device` is used if `model` is not a model object.
+    """
+    target = page_path(out)
+    check_output(target, overwrite)
+    if isinstance(model, str | os.PathLike):
+        opened = open_model(model, pick_device(device))
+    else:
+        opened = EvaluatedModel("model", model)  # type: ignore[arg-type]
+    return explain_evaluated(image, opened, target, patch=patch, layer=layer, head=head, size=size)
+
+
+def explain_evaluated(
+    image: ImageLike,
+    evaluated: EvaluatedModel,
+    target: Path,
+    *,
+    patch: tuple[int, int] | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    size: int | tuple[int, int] | None = None,
+    command: str = "",
+) -> Path:
+    """Write the page of a model that is already open. The arguments are those of `explain`."""
+    model = require_tokens(evaluated.model)
+    preprocessing = evaluated.preprocessing(size)
+    pixels = preprocessing.pixels(image)
+    if pixels.ndim != 3:
+        raise VitreousError("explain: expected one image, not a list")
+    parameter = next(model.parameters())
+    batch = preprocessing.normalise(pixels.to(parameter.device)).to(parameter.dtype)[None]
+    grid = model.config.grid_at((pixels.shape[1], pixels.shape[2]))
+    contrast = patch_contrast(pixels, grid, patch_pixels(model.config))
+    place = divmod(int(contrast.argmax()), grid[1]) if patch is None else _place(patch, grid)
+    block, head = _from_zero(layer, model.config.depth, "layer"), _from_zero(head, model.config.heads, "head")
+    steps = forward_steps(model, batch, place, block, head)
+    name = Path(os.fsdecode(image)).name if isinstance(image, str | os.PathLike) else "image"
+    explained = ExplainedImage(
+        name=name,
+        model_name=evaluated.name,
+        config=model.config,
+        preprocessing=preprocessing,
+        pixels=np.ascontiguousarray(pixels.expand(3, -1, -1).clamp(0, 255).byte().permute(1, 2, 0).numpy()),
+        normalised=batch[0].float().cpu(),
+        steps=steps,
+        labels=labels_of(model),
+        chosen_by_contrast=patch is None,
+        contrast=float(contrast[place]),
+        random=evaluated.name.startswith(RANDOM_PREFIX),
+        notes=tuple(evaluated.notes),
+        command=command,
+    )
+    page = render_explain_page(explained)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)  # not before the page is complete
+    except OSError as error:
+        raise VitreousError(f"{target} cannot be written ({error.strerror})") from error
+    write_html(target, page)
+    return target
+
+
+def page_path(out: str | os.PathLike[str]) -> Path:
+    """Return the file to write: `out` itself if its name ends in .html, otherwise a file in the folder `out`."""
+    path = Path(out)
+    if path.suffix.lower() in (".html", ".htm") and not path.is_dir():
+        return path
+    if path.exists() and not path.is_dir():
+        raise VitreousError(f"{path} is neither a folder nor an .html file")
+    return path / PAGE
+
+
+def patch_contrast(pixels: Tensor, grid: Grid, patch: tuple[int, int]) -> Tensor:
+    """Return the standard deviation of the pixels (0..255) of each patch, (rows, cols)."""
+    result = torch.zeros(grid)
+    for row in range(grid[0]):
+        for col in range(grid[1]):
+            cut = pixels[:, row * patch[0] : (row + 1) * patch[0], col * patch[1] : (col + 1) * patch[1]].float()
+            result[row, col] = cut.std(unbiased=False)
+    return result
+
+
+def _place(patch: tuple[int, int], grid: Grid) -> tuple[int, int]:
+    if not isinstance(patch, list | tuple) or len(patch) != 2:
+        raise VitreousError(f"patch = {brief(patch)}: expected a row and a column, counted from 1")
+    row, col = (_from_zero(*one) for one in zip(patch, grid, ("row", "column"), strict=True))
+    assert row is not None
+    assert col is not None
+    return row, col
+
+
+def _from_zero(number: int | None, count: int, name: str) -> int | None:
+    """Convert a number that counts from 1, as on the page."""
+    if number is None:
+        return None
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= count:
+        raise VitreousError(f"{name} {brief(number)}: expected 1 to {count}")
+    return number - 1

@@ -27,6 +27,7 @@ REASONS = {
     "installs software": "changes the environment",
     "runs the tests": "this test is one of them",
 }
+OUTPUT = re.compile(r"<!-- output(?:: within (\d+)%)? -->")  # before a text block: what the last Python block prints
 EXCERPT = re.compile(r"<!-- code: .*? -->\n.*?<!-- /code -->", re.DOTALL)  # docs/refresh.py copies these
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 BARS = re.compile("[█▉▊▋▌▍▎▏]+")
@@ -40,6 +41,7 @@ class Block:
     language: str
     code: str
     reason: str | None  # why it is not run
+    tolerance: float | None = None  # of an output block: how far numbers may differ from those printed
 
     @property
     def place(self) -> str:
@@ -49,20 +51,22 @@ class Block:
 def find_blocks(page: str, text: str) -> list[Block]:
     """The fenced blocks of a page, without excerpts of the source."""
     text = EXCERPT.sub(lambda match: "\n" * match[0].count("\n"), text)
-    blocks, code, opened, language, reason = [], [], 0, "", None
+    blocks, code, opened, language, reason, tolerance = [], [], 0, "", None, None
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()  # blocks in lists are indented
         if opened and stripped == "```":
-            blocks.append(Block(page, opened, language, dedent("\n".join(code)), reason))
-            code, opened, reason = [], 0, None
+            blocks.append(Block(page, opened, language, dedent("\n".join(code)), reason, tolerance))
+            code, opened, reason, tolerance = [], 0, None, None
         elif opened:
             code.append(line)
         elif stripped.startswith("```"):
             opened, language = number + 1, stripped[3:].strip()
         elif marker := re.fullmatch(r"<!-- not run: (.*) -->", stripped):
             reason = marker[1]
+        elif marker := OUTPUT.fullmatch(stripped):
+            tolerance = int(marker[1] or 2) / 100
         elif stripped:
-            reason = None
+            reason = tolerance = None
     assert not opened, f"{page}:{opened}: the block has no end"
     return blocks
 
@@ -155,22 +159,28 @@ def run_console(block: Block, session: Session) -> None:
         assert not missing, f"{block.place}: {typed}\nnot printed: {missing[0]}\nprinted:\n{done.stdout}{done.stderr}"
 
 
-def missing_lines(shown: str, printed: str, any_numbers: bool) -> list[str]:
-    """The lines shown that are not printed, in this order. Numbers may differ by 2%, or by anything."""
+def missing_lines(
+    shown: str, printed: str, any_numbers: bool, tolerance: float = 0.02, slack: float = 0.2
+) -> list[str]:
+    """The lines shown that are not printed, in this order. Numbers may differ by the tolerance, or by anything.
+
+    `slack`: numbers that are not whole may always differ by this much.
+    """
     lines = iter(printed.splitlines())
     return [
         line
         for line in shown.splitlines()
-        if line.strip() not in ("", "...") and not any(_alike(line, other, any_numbers) for other in lines)
+        if line.strip() not in ("", "...")
+        and not any(_alike(line, other, any_numbers, tolerance, slack) for other in lines)
     ]
 
 
-def _alike(shown: str, printed: str, any_numbers: bool) -> bool:
+def _alike(shown: str, printed: str, any_numbers: bool, tolerance: float, slack: float) -> bool:
     texts, numbers = zip(*map(_parts, (shown, printed)), strict=True)
     if texts[0] != texts[1]:
         return False
     pairs = zip(*numbers, strict=True)
-    return any_numbers or all(abs(a - b) <= max(0.02 * abs(b), 0.2 * (a != int(a))) for a, b in pairs)
+    return any_numbers or all(abs(a - b) <= max(tolerance * abs(b), slack * (a != int(a))) for a, b in pairs)
 
 
 def _parts(line: str) -> tuple[str, list[float]]:
@@ -181,10 +191,13 @@ def _parts(line: str) -> tuple[str, list[float]]:
 # ---------------------------------------------------------------- Python
 
 
-def run_python(block: Block, names: dict[str, Any], folder: Path) -> None:
-    """Run a block in a namespace, and compare the values of expressions with the comments behind them."""
+def run_python(block: Block, names: dict[str, Any], folder: Path) -> str:
+    """Run a block in a namespace, and compare the values of expressions with the comments behind them.
+
+    Returns what the block prints.
+    """
     comments = dict(_comments(block.code))
-    with chdir(folder), redirect_stdout(io.StringIO()):
+    with chdir(folder), redirect_stdout(io.StringIO()) as printed:
         for node in ast.parse(block.code).body:
             if isinstance(node, ast.Expr):
                 value = eval(compile(ast.Expression(node.value), block.place, "eval"), names)
@@ -193,6 +206,13 @@ def run_python(block: Block, names: dict[str, Any], folder: Path) -> None:
                 assert not wrong, f"{block.place}: {ast.unparse(node)}  # {comment}\n{wrong}"
             else:
                 exec(compile(ast.Module([node], []), block.place, "exec"), names)
+    return printed.getvalue()
+
+
+def check_output(block: Block, printed: str) -> None:
+    """Compare an output block with what the Python block before it printed."""
+    missing = missing_lines(block.code, printed, any_numbers=False, tolerance=block.tolerance or 0.02, slack=0.011)
+    assert not missing, f"{block.place}: not printed: {missing[0]}\nprinted:\n{printed}"
 
 
 def _comments(code: str) -> Iterator[tuple[int, str]]:

@@ -26,7 +26,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_links_and_anchors_exist() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), CARD, *ROOT.glob("CONTRIBUTING.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), CARD, *ROOT.glob("CONTRIBUTING.md")]
     assert len(pages) >= 3
     for page in pages:
         for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):

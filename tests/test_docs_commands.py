@@ -1,4 +1,4 @@
-"""Every command and every Python block of README.md, CONTRIBUTING.md, docs/*.md and the model card runs as pasted.
+"""Every command and every Python block of README.md, CONTRIBUTING.md, docs/ and the model card runs as pasted.
 
 The tag of a fenced block says what is done with it:
 
@@ -7,7 +7,8 @@ The tag of a fenced block says what is done with it:
   for others. Numbers may differ by 2%, and by anything if the command reads a stand-in (below).
 - `python`: runs. The blocks of a page share their names. A comment behind an expression is compared with its value if
   it is a literal (`# 1600, 1279200`), and with the shapes of tensors if there are shapes in it (`# logits (2, 10)`).
-- `text`, `toml`, `json` ...: shown, not run.
+- `text`, `toml`, `json` ...: shown, not run. A `text` block after the line `<!-- output -->` is what the Python block
+  before it prints, compared as for `console`; `<!-- output: within 10% -->` allows numbers to differ by more.
 
 `<!-- not run: REASON -->` in the line before a block leaves it out, for one of the REASONS in docs_blocks.py; its
 flags are checked all the same. `make TARGET` is not run either: the target has to exist.
@@ -34,7 +35,7 @@ from PIL import Image
 
 import command
 import vitreous
-from docs_blocks import Block, Session, check_block, find_blocks, run_console, run_python, run_shell
+from docs_blocks import Block, Session, check_block, check_output, find_blocks, run_console, run_python, run_shell
 from helpers import draw
 from vitreous import VitreousWarning
 from vitreous.models import VisionTransformer, ViTConfig
@@ -42,7 +43,7 @@ from vitreous.weights.labels import imagenet1k
 
 ROOT = Path(__file__).parents[1]
 CARD = ROOT / "src" / "vitreous" / "weights" / "shipped" / "vitreous-mini.md"
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").glob("*.md")), CARD]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").rglob("*.md")), CARD]
 PAGES = [page for page in PAGES if page.exists()]
 MOST_NOT_RUN = 12  # blocks; more need a better reason than "not run"
 CLASSES = ("daisy", "dandelion", "rose")
@@ -170,10 +171,13 @@ def blocks_of(page: Path) -> list[Block]:
 def run_blocks(blocks: list[Block], session: Session) -> None:
     """Run the blocks of a page that are to be run."""
     names: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
     for block in blocks:
         check_block(block)
-        if block.reason is None and block.language == "python":
-            run_python(block, names, session.folder)
+        if block.tolerance is not None:
+            check_output(block, printed)
+        elif block.reason is None and block.language == "python":
+            printed = run_python(block, names, session.folder)
         elif block.reason is None and block.language == "console":
             run_console(block, session)
         elif block.reason is None and block.language == "sh":
@@ -182,7 +186,8 @@ def run_blocks(blocks: list[Block], session: Session) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=lambda page: page.name)
 def test_the_page_runs(page: Path, session: Session) -> None:
-    run_blocks(blocks_of(page), session)
+    with torch.enable_grad():  # restores the mode if a page turns gradients off
+        run_blocks(blocks_of(page), session)
 
 
 def test_few_blocks_are_not_run() -> None:
@@ -208,6 +213,7 @@ def test_few_blocks_are_not_run() -> None:
         ("```python\nimport vitreous\n```\n```python\nvitreous.creat('Ti/16')\n```", "creat"),
         ("```python\nlen('four')  # 5\n```", "it is 4"),
         ("```python\nimport torch\ntorch.ones(2, 3)  # logits (3, 2)\n```", r"\[\(2, 3\)\]"),
+        ("```python\nprint('loss 2.0')\n```\n<!-- output -->\n```text\nloss 3.0\n```", "not printed: loss 3.0"),
         ("```\nvitreous models\n```", "no tag"),
         ("<!-- not run: it fails -->\n```sh\nvitreous modles\n```", "unknown reason"),
         ("```sh\nvitreous models\n", "no end"),

@@ -232,7 +232,8 @@ def _search_and_train(
             config = TrainConfig.from_flat({**place.description()["config"], **changeable})
             with place.locked(world.is_main):
                 return _continue(part, config, place, quieter, world, Callbacks()).result
-        code = UserCode(part, directory.description()["data"])
+        description = directory.description()
+        code = UserCode(part, description["data"], data_in_memory=bool(description.get("data_in_memory")))
         return _start(part, code, config, place, quieter, world).result
 
     choice = lr_search.search_learning_rate(data, plan, directory, run_candidate, reporter, world)

@@ -27,6 +27,7 @@ anything: dict[str, st.SearchStrategy[Any]] = {
     "position_at": st.sampled_from([None, "stem", "every-layer", "every-layer-shared"]),
     "position_slots": st.sampled_from([None, "patches", "class", "all"]),
     "resample": st.sampled_from(["google", "timm", "hf", "torchvision", "dino", "dinov2", "dinov2-registers"]),
+    "attention": st.sampled_from(["full", "axial"]),
     "mlp": st.sampled_from(["gelu", "swiglu"]),
     "gelu": st.sampled_from(["tanh", "erf"]),
     "norm_eps": st.sampled_from([1e-6, 1e-12]),

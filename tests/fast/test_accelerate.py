@@ -40,6 +40,7 @@ def test_fp32_on_a_cpu_gives_the_results_of_the_plain_model() -> None:
     [
         ({"position": "relative"}, "position = 'relative' is not supported"),
         ({"qk_norm": True, "pool": "gap"}, "qk_norm = True is not supported"),
+        ({"attention": "axial"}, "attention = 'axial' is not supported"),
     ],
 )
 def test_models_without_a_faster_path_run_plain_and_give_the_reason(fields: dict[str, Any], words: str) -> None:

@@ -51,6 +51,7 @@ def test_unmodified_models_are_accepted(path: FastPath) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "relative": ({"position": "relative"}, EVERY, "position = 'relative' is not supported"),
+    "axial": ({"attention": "axial"}, EVERY, "attention = 'axial' is not supported"),
     "norm of q and k": ({"qk_norm": True}, EVERY, "qk_norm = True"),
     "backbone": ({"backbone": SMALL_RESNET, "patch_size": 1}, ("CPU", "bf16", "fp8"), "backbone = "),
     "SwiGLU": ({"mlp": "swiglu"}, ("bf16", "fp8", "training"), "mlp = 'swiglu'"),

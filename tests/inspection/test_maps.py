@@ -22,6 +22,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "relative": {"position": "relative", "qk_norm": True},
     "hybrid": {"patch_size": 1, "backbone": SMALL_RESNET},
     "features": {"num_classes": 0},
+    "axial": {"attention": "axial", "registers": 1},
+    "axial without prefix": {"attention": "axial", "pool": "gap"},
     "every layer": {"position": "sincos-2d", "position_at": "every-layer-shared", "layer_scale": 0.1},
 }
 
@@ -47,6 +49,18 @@ def test_attention_weights_are_exact(model: VisionTransformer) -> None:
     with torch.no_grad():
         for ours, theirs in zip(found.weights, model.attention(x, [0, 1, 2]), strict=True):
             torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+
+
+def test_axial_attention_maps_have_zeros_outside_of_the_row_or_column() -> None:
+    found = inspection.attention(tiny_vit(depth=2, attention="axial"), images(1, 3, 32, 48))
+    assert found.grid == (4, 6)
+    rows, columns = found.seen_from((2, 3))[:, 0].bool()
+    assert not rows[:, torch.arange(4) != 2].any()
+    assert rows[:, 2].all()
+    assert not columns[:, :, torch.arange(6) != 3].any()
+    assert columns[:, :, 3].all()
+    assert found.weights[..., 0].all()  # all tokens attend to the class token
+    assert found.weights[..., 0, :].all()  # and it attends to all
 
 
 def test_layers_and_heads_in_the_requested_order() -> None:
@@ -172,7 +186,7 @@ def distance_by_loops(model: VisionTransformer, x: Tensor, step: tuple[int, int]
     return distance, entropy
 
 
-@pytest.mark.parametrize("kind", ["plain", "registers", "gap", "hybrid"])
+@pytest.mark.parametrize("kind", ["plain", "registers", "gap", "hybrid", "axial"])
 def test_distance_and_entropy_equal_loops(kind: str) -> None:
     model, x = tiny_vit(depth=2, **KINDS[kind]), images(2, 3, 32, 48)
     step = (8, 8) if kind != "hybrid" else (SMALL_RESNET.stride, SMALL_RESNET.stride)
@@ -196,13 +210,14 @@ def test_distance_over_batches_equals_one_batch() -> None:
 # ---------------------------------------------------------------- relevance
 
 
-def test_relevance_of_one_layer_equals_its_formula() -> None:
+@pytest.mark.parametrize("attention", ["full", "axial"])
+def test_relevance_of_one_layer_equals_its_formula(attention: str) -> None:
     """Attention times the gradient of a logit with respect to it, computed step by step."""
-    model, x = tiny_vit(depth=1), images(2, 3, 32, 32)
+    model, x = tiny_vit(depth=1, attention=attention), images(2, 3, 32, 32)
     block = model.blocks[0]
     with torch.no_grad():
-        tokens, _ = model.embed(x)
-        weights = block.attn.weights(block.norm1(tokens))
+        tokens, grid = model.embed(x)
+        weights = block.attn.weights(block.norm1(tokens), grid=grid)
         values = block.attn.split(block.norm1(tokens))[2]
     weights.requires_grad_()
     z = block.attn.proj((weights @ values).transpose(1, 2).flatten(2)) + tokens

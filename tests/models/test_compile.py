@@ -18,6 +18,8 @@ MODELS: list[dict[str, Any]] = [
     {"position": "relative"},
     {"position": "learned-2d", "position_at": "every-layer"},
     {"backbone": SMALL_RESNET, "patch_size": 1},
+    {"attention": "axial", "depth": 3},
+    {"attention": "axial", "pool": "gap", "registers": 0},
 ]
 
 
@@ -43,16 +45,17 @@ def test_bit_shares_one_graph(activation: str) -> None:
     share_one_graph(draw(BiT(BiTConfig(blocks=(1, 1), width_factor=0.5, activation=activation))), (64, 48))
 
 
-def test_one_compiled_model_takes_many_sizes() -> None:
+@pytest.mark.parametrize("attention", ["full", "axial"])
+def test_one_compiled_model_takes_many_sizes(attention: str) -> None:
     torch._dynamo.reset()
-    model = tiny_vit()
+    model = tiny_vit(attention=attention)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for side in (32, 48, 64, 40):
         x = images(2, 3, side, 32)
         torch.testing.assert_close(outputs(compiled, x), outputs(model, x))
 
 
-@pytest.mark.parametrize("changes", [{}, {"backbone": SMALL_RESNET, "patch_size": 1}])
+@pytest.mark.parametrize("changes", [{}, {"backbone": SMALL_RESNET, "patch_size": 1}, {"attention": "axial"}])
 def test_inductor_agrees_forward_and_backward(changes: dict[str, Any]) -> None:
     torch._dynamo.reset()
     model = tiny_vit(**changes).train()

@@ -38,6 +38,9 @@ VARIATIONS: list[dict[str, Any]] = [
     {"pool": "none", "mlp": "swiglu", "qk_norm": True},
     {"position": "relative", "layer_scale": 1e-5},
     {"backbone": SMALL_RESNET, "patch_size": 1, "image_size": 64},
+    {"attention": "axial"},
+    {"attention": "axial", "pool": "gap", "depth": 3},
+    {"attention": "axial", "registers": 3, "depth": 1},
 ]
 
 
@@ -82,6 +85,9 @@ ACTIVATIONS: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
     ("S/16", {"depth": 2, "mlp": "swiglu", "pool": "map"}, (128, 128)),
     ("S/16", {"depth": 2, "qk_norm": True, "registers": 3}, (128, 128)),
     ("S/16", {"depth": 2, "position": "relative"}, (160, 160)),
+    ("S/16", {"depth": 3, "attention": "axial"}, (128, 192)),
+    ("S/16", {"depth": 3, "attention": "axial", "pool": "gap"}, (192, 128)),
+    ("S/16", {"depth": 2, "attention": "axial", "pool": "gap", "registers": 3}, (64, 192)),
     ("R50+B/16", {"depth": 2}, (224, 224)),
     ("BiT-R26x1", {}, (160, 160)),
     ("BiT-R26x1", {"activation": "post"}, (160, 160)),

@@ -55,6 +55,7 @@ def test_images_in_a_batch_do_not_influence_each_other(settings: dict[str, Any],
 def test_without_positions_the_order_of_patches_is_lost(settings: dict[str, Any], random: Any) -> None:
     """position="none" and GAP: shuffling the patches of the image leaves the logits."""
     changes = {"position": "none", "pool": "gap", "backbone": None, "position_at": None, "position_slots": None}
+    changes["attention"] = "full"
     config = sensible(settings | changes)
     model = draw(VisionTransformer(config))
     (rows, cols), (h, w) = config.grid, config.patch_size

@@ -46,7 +46,9 @@ def test_looking_at_an_early_layer_runs_no_further(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap's, about attention
-@pytest.mark.parametrize("changes", [{}, {"position": "relative"}, {"position_at": "every-layer"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"position": "relative"}, {"position_at": "every-layer"}, {"attention": "axial"}]
+)
 def test_functional_calls_and_gradients_of_each_image(changes: dict[str, Any]) -> None:
     """torch.func replaces parameters by plain tensors."""
     model = tiny_vit(**changes)
@@ -84,13 +86,56 @@ def test_attention_weights_are_what_the_forward_pass_uses(position: str) -> None
     x = images(2, 3, 32, 32)
     seen: list[Any] = []
     with torch.no_grad():
-        model.encode(x, lambda _, __, z, ___, bias: seen.extend((z, bias)))
+        model.encode(x, lambda _, __, z, ___, bias, _____: seen.extend((z, bias)))
         z, bias = seen
         block = model.blocks[0]
         _, _, v = block.attn.split(block.norm1(z))
         (weights,) = model.attention(x, [0])
         by_hand = block.attn.proj((weights @ v).transpose(1, 2).flatten(2))
         torch.testing.assert_close(by_hand, block.attn(block.norm1(z), bias))
+
+
+@pytest.mark.parametrize("changes", [{"registers": 1}, {"pool": "gap"}])
+def test_axial_attention_weights_are_what_the_forward_pass_uses(changes: dict[str, Any]) -> None:
+    model, x, seen = tiny_vit(attention="axial", **changes), images(2, 3, 32, 48), []
+
+    def visit(layer: int, block: Any, before: torch.Tensor, after: torch.Tensor, bias: Any, grid: Any) -> None:
+        y = block.norm1(before)
+        _, _, v = block.attn.split(y)
+        weights = block.attn.weights(y, bias, grid)
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+        by_hand = block.attn.proj((weights @ v).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(by_hand, block.attn(y, bias, grid), rtol=1e-4, atol=1e-5)
+        seen.append(layer)
+
+    with torch.no_grad():
+        model.encode(x, visit)
+    assert seen == [0, 1]
+
+
+def test_axial_attention_needs_the_grid() -> None:
+    block, x = tiny_vit(attention="axial").blocks[0], images(1, 17, 48)
+    for call in (block, block.attn, block.attn.weights):
+        with pytest.raises(VitreousError, match="axial attention needs the grid"):
+            call(x)
+        with pytest.raises(VitreousError, match="axial attention does not support a bias"):
+            call(x, lambda q: q.new_zeros(17, 17), (4, 4))
+
+
+@pytest.mark.parametrize("changes", [{}, {"pool": "gap"}])
+def test_dropout_of_axial_attention_keeps_the_mean(changes: dict[str, Any]) -> None:
+    model = tiny_vit(attention="axial", attention_dropout=0.5, **changes)
+    tokens = model.config.prefix + 6
+    x = images(1, tokens, 48).expand(6000, -1, -1)
+    with torch.no_grad():
+        for block in model.blocks:
+            attn = block.attn
+            expected = attn.eval()(x[:1], None, (2, 3))
+            drawn = attn.train()(x, None, (2, 3))
+            spread = drawn.std(0).clamp(min=1e-3)
+            assert (spread > 0.05).all()  # every output varies, those of prefix tokens too
+            assert ((drawn.mean(0) - expected[0]) / spread).abs().max() < 6 / 6000**0.5
+    assert torch.equal(outputs(model.eval(), images(1, 3, 32, 32)), outputs(model, images(1, 3, 32, 32)))
 
 
 def test_pooling_by_hand() -> None:
@@ -288,6 +333,8 @@ def test_images_have_the_type_of_the_model(hybrid: bool) -> None:
         ({"image_size": 33}, r"ViTConfig.image_size = \(33, 33\): .* 32 or 40"),
         ({"class_token": False, "pool": "token"}, "ViTConfig.pool = 'token': needs class_token=True"),
         ({"position": "relative", "position_at": "stem"}, "ViTConfig.position_at = 'stem'"),
+        ({"position": "relative", "attention": "axial"}, "ViTConfig.attention = 'axial': position='relative' needs"),
+        ({"attention": "rows"}, "ViTConfig.attention = 'rows': expected"),
         ({"position": "sincos-2d", "position_at": "every-layer"}, "ViTConfig.position_at = 'every-layer'"),
         ({"position": "none", "position_at": "every-layer"}, "ViTConfig.position_at"),
         ({"position": "sincos-2d", "position_slots": "class"}, "ViTConfig.position_slots"),

@@ -33,6 +33,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "relative": {"position": "relative"},
     "hybrid": {"backbone": SMALL_RESNET, "patch_size": 1},
+    "axial": {"attention": "axial", "image_size": (48, 32)},
+    "axial, few patches": {"attention": "axial", "pool": "gap", "image_size": (16, 24)},
 }
 PATCH, LAYER, HEAD = (1, 2), 1, 2  # from 0
 
@@ -60,6 +62,12 @@ def attention_of(model: VisionTransformer, layer: int, x: Tensor, grid: tuple[in
                 offset = model.rel_pos_embed[layer, down * (2 * cols - 1) + right].unflatten(0, (c.heads, size))
                 bias[:, c.prefix + i, c.prefix + j] = (q[:, c.prefix + i] * offset).sum(-1) / size**0.5
     scores = q @ k.transpose(1, 2) / size**0.5 + bias
+    if c.attention == "axial":
+        for i in range(grid[0] * grid[1]):
+            for j in range(grid[0] * grid[1]):
+                same = i % grid[1] == j % grid[1] if layer % 2 else i // grid[1] == j // grid[1]
+                if not same:
+                    scores[:, c.prefix + i, c.prefix + j] = -torch.inf
     weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
     output = weights @ v
     branch = output.transpose(0, 1).flatten(1) @ attn.proj.weight.T + attn.proj.bias
@@ -238,16 +246,22 @@ def test_the_page_shows_the_numbers_of_the_model(tmp_path: Path, changes: dict[s
     else:
         states(text, "has norm #; the sum has norm #.", float(e["position"].norm()), total)
     text = words(page, "attention")
+    compared = scores[scores != -torch.inf]
     states(text, "query of the framed patch begins with #, #, #, #.", *begins(query))
-    states(text, " go from # to #; with itself the score is #.", float(scores.min()), float(scores.max()),
+    states(text, " go from # to #; with itself the score is #.", float(compared.min()), float(compared.max()),
            float(scores[token]))  # fmt: skip
     states(text, "the weighted sum of the values begins with #, #, #, # and has norm #.", *begins(output),
            float(output.norm()))  # fmt: skip
-    order = weights.argsort(descending=True)[:5].tolist()
+    states(text, "Softmax turns the # scores into weights", len(compared))
+    if model.config.attention == "axial":
+        also = " and the token before the patches" if model.config.prefix else ""
+        assert f"the patch is compared with the patches of its own column{also} only." in text
+    order = weights.argsort(descending=True)[: min(5, len(compared))].tolist()
     lines = table(page, "attention")
     shows([line[1] for line in lines[:5]], scores[order].tolist())
     shares = [100 * float(weights[i]) for i in order]
-    shows([line[2] for line in lines], [*shares, 100 - sum(shares)], tolerance=0.11)
+    others = [100 - sum(shares)] if len(compared) > 5 else []
+    shows([line[2] for line in lines], [*shares, *others], tolerance=0.11)
     assert sum(round(10 * float(line[2].rstrip("%"))) for line in lines) == 1000
     check_depth(page, e)
 

@@ -48,7 +48,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------- output
 
 
-@pytest.mark.parametrize("changes", [{}, {"mlp": "swiglu", "qkv_bias": False}, {"pool": "map"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"mlp": "swiglu", "qkv_bias": False}, {"pool": "map"}, {"attention": "axial"}], ids=str
+)
 def test_merged_model_computes_the_same(changes: dict[str, Any]) -> None:
     model, plain, x = adapted(**changes), tiny_vit(**changes), images(3, 3, 32, 40)
     own = {name: p.clone() for name, p in model.named_parameters()}

@@ -184,6 +184,10 @@ CANNOT = [
     ("big-vision", {"class_token": True, "pool": "gap"}, "class_token = True"),
     ("timm", {"position_at": "every-layer"}, "position_at = 'every-layer'"),
     ("dinov2", {"qk_norm": True}, "qk_norm = True"),
+    *(
+        (dialect, {"attention": "axial"}, "attention = 'axial'")
+        for dialect in ("timm", "huggingface", "torchvision", "dino", "dinov2", "google", "big-vision")
+    ),
 ]
 UNREADABLE = ("representation_size = 8", "position_at = 'every-layer'")  # the remaining tensors have the wrong shapes
 BASE: dict[str, dict[str, Any]] = {

@@ -42,6 +42,7 @@ STEPS: dict[str, list[Any]] = {
     "position_slots": ["patches", "class", "all"],
     "position_at": ["every-layer", "every-layer-shared"],
     "resample": ["google", "timm", "hf", "torchvision", "dino", "dinov2", "dinov2-registers"],
+    "attention": ["axial"],
     "mlp": ["swiglu"],
     "gelu": ["tanh", "erf"],
     "norm_eps": [1e-12, 1e-6],

@@ -72,6 +72,7 @@ CPU_TABLE: dict[str, Rule] = {
     "position_at": ("stem", "every-layer", "every-layer-shared"),
     "position_slots": ("patches", "class", "all"),
     "resample": ANY,
+    "attention": ("full",),
     "mlp": ("gelu", "swiglu"),
     "gelu": ("tanh", "erf"),
     "norm_eps": ANY,

@@ -18,6 +18,7 @@ from vitreous.inspection.internals import (
     prepare_batch,
     require_unmodified,
 )
+from vitreous.models.axial import compared_tokens
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid
 from vitreous.models.resnet import BiT
@@ -35,10 +36,15 @@ class AttentionStep:
     query: Tensor  # (d,), after qk-norm if the model has it
     keys: Tensor  # (T, d)
     bias: Tensor | None  # (T,): the relative position bias
-    scores: Tensor  # (T,): q k / sqrt(d), plus the bias
+    scores: Tensor  # (T,): q k / sqrt(d), plus the bias; -inf for tokens that axial attention does not compare
     weights: Tensor  # (T,): softmax of the scores
     values: Tensor  # (T, d)
     output: Tensor  # (d,): sum of values times weights
+
+    @property
+    def compared_scores(self) -> Tensor:
+        """The scores of the tokens that the query is compared with."""
+        return self.scores[self.scores != -torch.inf]
 
 
 @dataclass(frozen=True)
@@ -171,28 +177,31 @@ class _Recorder:
         if config.num_classes and config.pool != "none":
             self.probabilities.append(_plain(class_probabilities(self.model, head_logits(self.model, tokens))[0]))
 
-    def _visit(self, layer: int, block: Any, before: Tensor, after: Tensor, bias: Any) -> None:
+    def _visit(self, layer: int, block: Any, before: Tensor, after: Tensor, *rest: Any) -> None:
         if layer == 0:
             self._read(before)
         self._read(after)
         x = block.norm1(before)
-        branch = block.ls1(block.attn(x, bias))
+        branch = block.ls1(block.attn(x, *rest))
         middle = branch + before
         mlp = block.ls2(block.mlp(block.norm2(middle)))
         vectors = (before, branch, middle, mlp, after)
         self.norms.append([float(_plain(one[0, self.token]).norm()) for one in vectors])
         if layer == self.layer:
-            self.attention = self._attend(block.attn, x, bias)
+            self.attention = self._attend(block.attn, x, *rest)
 
-    def _attend(self, attn: Any, x: Tensor, bias: Any) -> AttentionStep:
+    def _attend(self, attn: Any, x: Tensor, bias: Any, grid: Grid | None) -> AttentionStep:
         q, k, v = attn.split(x)
-        weights = attn.weights(x, bias)[0, :, self.token]
+        weights = attn.weights(x, bias, grid)[0, :, self.token]
         head = int(weights.amax(-1).argmax()) if self.head is None else self.head
         added = None if bias is None else _plain(bias(q)[0, head, self.token])
         query, keys, values = (_plain(part[0, head]) for part in (q, k, v))
         query, shares = query[self.token], _plain(weights[head])
         scores = keys @ query * query.shape[-1] ** -0.5
         scores = scores if added is None else scores + added
+        if attn.axis is not None:
+            compared = compared_tokens(self.grid, attn.axis, len(scores), scores.device)[self.token]
+            scores = scores.masked_fill(~compared, -torch.inf)
         return AttentionStep(self.layer, head, query, keys, added, scores, shares, values, shares @ values)
 
 

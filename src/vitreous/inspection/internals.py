@@ -164,9 +164,9 @@ def visit_attention(
     """
     visited = set(layers)
 
-    def visit_block(layer: int, block: Any, before: Tensor, after: Tensor, bias: Any) -> None:
+    def visit_block(layer: int, block: Any, before: Tensor, after: Tensor, *rest: Any) -> None:
         if layer in visited:
-            visit(layer, block.attn.weights(block.norm1(before), bias).float())
+            visit(layer, block.attn.weights(block.norm1(before), *rest).float())
 
     with eval_mode(model), torch.no_grad():
         return model.encode(images, visit_block, max(layers))

@@ -112,8 +112,8 @@ def record_attention(model: VisionTransformer, recorded: list[Tensor]) -> Iterat
     """Run attention unfused, and append its weights to `recorded`, so that gradients with respect to them exist."""
 
     def unfused(attn: Attention) -> Any:
-        def forward(x: Tensor, bias: Any = None) -> Tensor:
-            weights = attn.weights(x, bias)
+        def forward(x: Tensor, *rest: Any) -> Tensor:
+            weights = attn.weights(x, *rest)
             if not weights.requires_grad:
                 weights.requires_grad_()
             recorded.append(weights)

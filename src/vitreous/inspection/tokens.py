@@ -137,7 +137,7 @@ def depth_readout(model: Model, images: Tensor) -> Readout:
     def apply_head(tokens: Tensor) -> None:
         result.append(class_probabilities(model, head_logits(model, tokens)))
 
-    def visit(layer: int, block: Any, before: Tensor, after: Tensor, bias: Any) -> None:
+    def visit(layer: int, block: Any, before: Tensor, after: Tensor, *rest: Any) -> None:
         if layer == 0:
             apply_head(before)
         apply_head(after)

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from vitreous.errors import VitreousError
-from vitreous.models.checks import ceil_div
+from vitreous.models.axial import axis_of
+from vitreous.models.checks import Grid, ceil_div
 from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
 from vitreous.models.standard import difference, vitreous_model
 from vitreous.models.vit import VisionTransformer, ViTConfig
@@ -55,7 +56,7 @@ class Cost:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of patches, which attention compares."""
+        """Number of pairs of patches, which full attention compares."""
         return math.comb(self.tokens, 2)
 
     @property
@@ -115,9 +116,9 @@ def _vit_flops(c: ViTConfig, size: tuple[int, int]) -> Flops:
     D, M, N = c.width, c.mlp_dim, rows * cols
     T = c.prefix + N
     inputs = c.channels if c.backbone is None else c.backbone.out_width
-    products = 4 * T * D * D + 2 * T * T * D  # q, k, v and the output projection; q k and the product with v
+    products = c.depth * 4 * T * D * D + 2 * _compared_pairs(c, (rows, cols)) * D  # qkv and proj; q k, product with v
     if c.position == "relative":
-        products += N * (2 * rows - 1) * (2 * cols - 1) * D
+        products += c.depth * N * (2 * rows - 1) * (2 * cols - 1) * D
     mlp = (3 if c.mlp == "swiglu" else 2) * T * D * M
     vectors = T if c.pool == "none" else 1
     head = vectors * (c.representation_size or D) * c.num_classes + vectors * D * (c.representation_size or 0)
@@ -126,10 +127,31 @@ def _vit_flops(c: ViTConfig, size: tuple[int, int]) -> Flops:
     return Flops(
         backbone=0 if c.backbone is None else _resnet_flops(c.backbone, c.channels, size),
         patches=2 * N * D * inputs * math.prod(pair(c.patch_size)),
-        attention=2 * c.depth * products,
+        attention=2 * products,
         mlp=2 * c.depth * mlp,
         head=2 * head,
     )
+
+
+def _compared_pairs(c: ViTConfig, grid: Grid) -> int:
+    """Pairs of a query and a key in all layers. In axial attention, a patch is compared with its row or column and with
+    the prefix tokens, and those with all tokens."""
+    N, P = math.prod(grid), c.prefix
+    if c.attention == "full":
+        return c.depth * (P + N) ** 2
+    in_lines = N * sum(grid[1] if axis_of(layer) == "row" else grid[0] for layer in range(c.depth))
+    return in_lines + c.depth * (N * P + P * (P + N))
+
+
+def _axial_copies(c: ViTConfig, grid: Grid) -> int:
+    """Elements that axial attention stores in all layers and full attention does not. Without prefix tokens: the
+    reordered outputs of columns. With prefix tokens: queries, keys and values by line, with the keys and values of the
+    prefix tokens in every line, and the outputs of patches and of prefix tokens before they are joined."""
+    N, P, D = math.prod(grid), c.prefix, c.width
+    if not P:
+        return c.depth // 2 * N * D
+    lines = sum(grid[0] if axis_of(layer) == "row" else grid[1] for layer in range(c.depth))
+    return c.depth * (4 * N + P) * D + 2 * lines * P * D
 
 
 def _units(c: ResNetConfig, size: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
@@ -171,6 +193,8 @@ def _vit_activations(c: ViTConfig, size: tuple[int, int]) -> int:
     if c.position == "relative":  # attention with a trained bias is not fused
         layer += 4 * D + 5 * c.heads * T
     elements = c.depth * T * layer + T * D * (2 if c.pool == "token" else 1)  # input of the final norm, and its view
+    if c.attention == "axial":
+        elements += _axial_copies(c, (rows, cols))
     if c.pool == "map":
         elements += N * (D + 2 * D) + 4 * D + 2 * M
     masks = T * D + c.depth * T * (2 * D + M) if c.dropout else 0  # one byte each, as on CUDA

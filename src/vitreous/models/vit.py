@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
+from vitreous.models.axial import axial_attention, axis_of, compared_tokens, require_grid
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid, check_fields, check_images, pick_layers, require, settle
 from vitreous.models.drop import Drop
@@ -60,6 +61,7 @@ class ViTConfig:
     position_slots: Literal["patches", "class", "all"] = AUTO  # tokens with a position: also the class token if it can
     resample: Policy = "google"  # how learned positions are resampled to another grid
 
+    attention: Literal["full", "axial"] = "full"  # axial: even blocks attend within rows, odd blocks within columns
     mlp: Literal["gelu", "swiglu"] = "gelu"
     gelu: Literal["tanh", "erf"] = "tanh"  # for mlp="gelu" and pool="map"
     norm_eps: float = 1e-6
@@ -102,6 +104,7 @@ class ViTConfig:
             (self.width % parts == 0, "position", f"needs a width divisible by {parts}, not {self.width}"),
             (self.pool != "token" or self.class_token, "pool", "needs class_token=True; or 'gap', 'map', 'none'"),
             (self.pool != "none" or self.final_norm == "before-pool", "final_norm", "'before-pool' with pool='none'"),
+            (not relative or self.attention == "full", "attention", "position='relative' needs 'full'"),
             (not relative or at != "stem", "position_at", "relative: 'every-layer' or 'every-layer-shared'"),
             (self.position != "none" or at == "stem", "position_at", "with position='none' nothing but 'stem'"),
             (not fixed or at != "every-layer", "position_at", f"{self.position}: 'stem' or 'every-layer-shared'"),
@@ -148,11 +151,12 @@ class ViTConfig:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention: MSA in equation 2."""
+    """Multi-head self-attention: MSA in equation 2. Axial attention needs the grid of the patches."""
 
-    def __init__(self, config: ViTConfig):
+    def __init__(self, config: ViTConfig, layer: int):
         super().__init__()
         self.heads = config.heads
+        self.axis = axis_of(layer) if config.attention == "axial" else None
         self.dropout = config.attention_dropout
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
         self.proj = nn.Linear(config.width, config.width)
@@ -165,18 +169,25 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return self.q_norm(q), self.k_norm(k), v
 
-    def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:
+    def forward(self, x: Tensor, bias: Bias | None = None, grid: Grid | None = None) -> Tensor:
         q, k, v = self.split(x)
-        mask = None if bias is None else bias(q)
         dropout = self.dropout if self.training else 0.0
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        if self.axis is not None:
+            x = axial_attention(q, k, v, require_grid(grid, bias), self.axis, dropout)
+        else:
+            mask = None if bias is None else bias(q)
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         x = self.proj(x.transpose(1, 2).flatten(2))
         return x
 
-    def weights(self, x: Tensor, bias: Bias | None = None) -> Tensor:
-        """Attention weights (B, heads, T, T), from a second q k product: `forward` uses fused attention."""
+    def weights(self, x: Tensor, bias: Bias | None = None, grid: Grid | None = None) -> Tensor:
+        """Attention weights (B, heads, T, T), from a second q k product: `forward` uses fused attention. Axial
+        attention has zeros for tokens that are not compared."""
         q, k, _ = self.split(x)
         logits: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        if self.axis is not None:
+            compared = compared_tokens(require_grid(grid, bias), self.axis, x.shape[1], x.device)
+            logits = logits.masked_fill(~compared, -torch.inf)
         return (logits if bias is None else logits + bias(q)).softmax(-1)
 
 
@@ -220,7 +231,7 @@ class Block(nn.Module):
         super().__init__()
         scale = config.layer_scale
         self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.attn = Attention(config)
+        self.attn = Attention(config, layer)
         self.ls1 = nn.Identity() if scale is None else LayerScale(config.width, scale)
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = Mlp(config)
@@ -229,8 +240,8 @@ class Block(nn.Module):
         self.drop1 = Drop(config.dropout, depth)
         self.drop2 = Drop(config.dropout, depth)
 
-    def forward(self, x: Tensor, bias: Bias | None = None) -> Tensor:
-        x = self.drop1(self.ls1(self.attn(self.norm1(x), bias))) + x
+    def forward(self, x: Tensor, bias: Bias | None = None, grid: Grid | None = None) -> Tensor:
+        x = self.drop1(self.ls1(self.attn(self.norm1(x), bias, grid))) + x
         x = self.drop2(self.ls2(self.mlp(self.norm2(x)))) + x
         return x
 
@@ -337,19 +348,21 @@ class VisionTransformer(Model):
         return self.drop(x), grid
 
     def encode(self, images: Tensor, visit: Callable[..., None] | None = None, last: int = -1) -> tuple[Tensor, Grid]:
-        """Equations 1 to 3, up to the layer `last`. `visit` is called with (layer, block, input, output, bias)."""
+        """Equations 1 to 3, up to the layer `last`. `visit` is called with (layer, block, input, output, bias, grid);
+        a block gets the grid only for axial attention."""
         c = self.config
         x, grid = self.embed(images)
         positions = None if c.position_at == "stem" else self.positions(grid)
         biases = None if self.rel_pos_embed is None else position_biases(c, self.rel_pos_embed, grid)
+        block_grid = grid if c.attention == "axial" else None
         for layer, block in enumerate(self.blocks):
             if positions is not None:
                 x = x + positions[layer % c.tables]
             bias = None if biases is None else biases[layer % c.tables]
             before = x
-            x = recompute(block, x, bias) if self.checkpoint_activations else block(x, bias)
+            x = recompute(block, x, bias, block_grid) if self.checkpoint_activations else block(x, bias, block_grid)
             if visit is not None:
-                visit(layer, block, before, x, bias)
+                visit(layer, block, before, x, bias, block_grid)
             if layer == last:
                 break
         return x, grid
@@ -386,17 +399,17 @@ class VisionTransformer(Model):
         """Feature maps (B, D, rows, cols) after the given layers (-1: the last), with the final norm if `norm`."""
         if norm and self.config.final_norm == "after-pool":
             raise VitreousError("intermediates: norm=True, but this model applies its final norm after pooling")
-        maps, grid = self._collect(images, layers, lambda _, before, x, bias: self.norm(x) if norm else x)
+        maps, grid = self._collect(images, layers, lambda _, before, x, *rest: self.norm(x) if norm else x)
         return [x[:, self.config.prefix :].transpose(1, 2).unflatten(2, grid) for x in maps]
 
     def attention(self, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
         """Attention weights (B, heads, queries, keys) of the given layers."""
-        return self._collect(images, layers, lambda block, x, _, bias: block.attn.weights(block.norm1(x), bias))[0]
+        return self._collect(images, layers, lambda block, x, _, *rest: block.attn.weights(block.norm1(x), *rest))[0]
 
     def _collect(
         self, images: Tensor, layers: Sequence[int], compute: Callable[..., Tensor]
     ) -> tuple[list[Tensor], Grid]:
-        """Call `compute(block, input, output, bias)` at the given layers and return the results."""
+        """Call `compute(block, input, output, bias, grid)` at the given layers and return the results."""
         wanted = pick_layers(layers, self.config.depth)
         results: dict[int, Tensor] = {}
 

@@ -227,15 +227,16 @@ def _attention_picture(image: ExplainedImage) -> str:
     height, width = patch_pixels(image.config)
     most = explain_text.four_digits(100 * float(patches.max()))
     caption = f"Attention of the framed patch to all patches: black is 0%, light yellow is {most}%."
-    order = a.weights.argsort(descending=True)[:TOP].tolist()
+    compared = len(a.compared_scores)
+    order = a.weights.argsort(descending=True)[: min(TOP, compared)].tolist()
     rest = 1 - float(a.weights[order].sum())
     shares = percentages([*a.weights[order].tolist(), max(0.0, rest)])
     rows = [
         (image.token_name(token), explain_text.four_digits(float(a.scores[token])), share)
         for token, share in zip(order, shares, strict=False)
     ]
-    if len(a.weights) > len(order):
-        rows.append((f"the other {len(a.weights) - len(order):,} tokens", "", shares[-1]))
+    if compared > len(order):
+        rows.append((f"the other {compared - len(order):,} tokens", "", shares[-1]))
     score = "score with bias" if a.bias is not None else "score q·k/√d"
     table = _table(("key", score, "softmax"), rows, bars=a.weights[order].tolist())
     return _row(_figure(heat_map(patches, width / height, steps.patch), caption, caption), table) + _row(

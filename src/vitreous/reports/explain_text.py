@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from vitreous.inspection.internals import patch_pixels
+from vitreous.models.axial import axis_of
 from vitreous.models.vit import ViTConfig
 from vitreous.reports.percentages import percentage, percentages
 from vitreous.utils.sizes import pair
@@ -139,6 +140,7 @@ def _position_sentence(image: ExplainedImage) -> str:
 def attend(image: ExplainedImage) -> list[str]:
     """Step 4."""
     a, token = image.steps.attention, image.steps.token
+    scores = a.compared_scores
     d, best = len(a.query), int(a.weights.argmax())
     target = "itself" if best == token else f"the {image.token_name(best)}"
     normed = ", normalised (qk-norm)," if image.config.qk_norm else ""
@@ -147,13 +149,23 @@ def attend(image: ExplainedImage) -> list[str]:
         f"Each token has a query q, a key k{normed} and a value v of d = {d} numbers; the query of the "
         f"framed patch begins "
         f"with {first_values(a.query)}.",
-        f"Its scores q·k / √{d}{bias} go from {four_digits(float(a.scores.min()))} to "
-        f"{four_digits(float(a.scores.max()))}; with "
+        f"Its scores q·k / √{d}{bias} go from {four_digits(float(scores.min()))} to "
+        f"{four_digits(float(scores.max()))}; with "
         f"itself the score is {four_digits(float(a.scores[token]))}.",
-        f"Softmax turns the {len(a.scores)} scores into weights that sum to 1, and the largest, "
+        *_axial_sentence(image),
+        f"Softmax turns the {len(scores)} scores into weights that sum to 1, and the largest, "
         f"{percentage(float(a.weights[best]))}, goes to {target}; the weighted sum of the values begins with "
         f"{first_values(a.output)} and has norm {length(a.output)}.",
     ]
+
+
+def _axial_sentence(image: ExplainedImage) -> list[str]:
+    if image.config.attention == "full":
+        return []
+    line, prefix = axis_of(image.steps.attention.layer), image.config.prefix
+    patches = f"the patches of its own {line}"
+    also = {0: "", 1: " and the token before the patches"}.get(prefix, f" and the {prefix} tokens before them")
+    return [f"Attention is axial: in this block the patch is compared with {patches}{also} only."]
 
 
 def add(image: ExplainedImage) -> list[str]:

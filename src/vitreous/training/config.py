@@ -51,6 +51,14 @@ class Architecture:
     """Input of the head: the class token (token), the mean of the patch tokens (gap) or attention pooling (map)."""
     position: Literal["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"] | None = None
     """Position embedding. Default: that of the model."""
+    position_at: Literal["stem", "every-layer", "every-layer-shared"] | None = None
+    """Where positions are added: once at the input (stem), or before every block, with one table per block or one
+    shared table. Default: stem, and every-layer for relative positions."""
+    attention: Literal["full", "axial"] | None = None
+    """axial: blocks attend within rows and within columns in turn. Default: that of the model, usually full."""
+    stem: Literal["imagenet", "small"] | None = None
+    """Stem of a BiT. imagenet: 7x7, stride 2, max-pooling. small: 3x3, stride 1, without pooling, for images below 96
+    px. Default: imagenet."""
     representation_size: int | None = None
     """Dimension of a hidden layer (tanh) before the head, as in the paper's pre-training. Default: that of the
     model, usually none."""

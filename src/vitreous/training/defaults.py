@@ -184,9 +184,11 @@ def _model(config: TrainConfig, facts: Facts) -> Rules:
     elif given.model is None:
         yield from _default_model(config, facts)
     else:
-        patch = {} if given.patch_size is None else {"patch_size": given.patch_size, "remainder": "crop"}
-        # "crop" avoids an error if the patch size does not divide the default image size, which is not used here.
-        step = size_step(zoo.config(given.model, **patch))
+        cells = {"patch_size": given.patch_size, "stem": given.stem}
+        fields = {name: value for name, value in cells.items() if value is not None}
+        if "patch_size" in fields:  # it may not divide the default image size, which is not used here
+            fields["remainder"] = "crop"
+        step = size_step(zoo.config(given.model, **fields))
         size = max(1, round(max(4 * step, min(224, facts.side)) / step)) * step
         yield "image_size", size, f"a multiple of {step}; {_size_reason(facts, size)}"
     if not _is_bit(config, facts):
@@ -288,7 +290,7 @@ def _image_size_for(facts: Facts, patch: int) -> int | tuple[int, int]:
 
 def size_step(config: ViTConfig | BiTConfig) -> int:
     if isinstance(config, BiTConfig):
-        return 32
+        return config.stride
     patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
     return patch * (1 if config.backbone is None else config.backbone.stride)
 

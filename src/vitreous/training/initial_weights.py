@@ -25,7 +25,8 @@ from vitreous.weights.resize import resize
 from vitreous.weights.tensor_map import State
 
 STRUCTURE = ("patch_size", "width", "depth", "heads", "mlp_dim", "pool", "position", "registers", "qk_norm")
-OTHER_FIELDS = ("layer_scale", "representation_size")  # not part of a model name; the new head has no pre-logits
+# Not part of a model name. The new head has no pre-logits.
+OTHER_FIELDS = ("layer_scale", "representation_size", "position_at", "attention", "stem")
 NAMED_FIELDS = ("blocks", "width_factor", "activation", "backbone", "mlp")  # further fields that a model name sets
 DROP_RATES = ("dropout", "stochastic_depth")
 

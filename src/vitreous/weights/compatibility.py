@@ -42,6 +42,7 @@ class CompatibilityCheck:
         self.require("position", "learned-1d", reason="it has learned 1-D positions")
         self.require("position_at", "stem", reason="it adds positions once")
         self.require("position_slots", "class", "patches", reason="its registers have no positions")
+        self.require("attention", "full", reason="every token attends to all tokens")
         self.require("qk_norm", False, reason="it has no q/k norm")
 
     def require_square(self, *fields: str) -> None:

@@ -251,6 +251,7 @@ def _check_vit(config: ViTConfig) -> CompatibilityCheck:
     check.require("registers", 0, reason="it has no registers")
     check.require("final_norm", "before-pool", reason="its final norm comes before pooling")
     check.require("position_at", "stem", reason="it adds positions once")
+    check.require("attention", "full", reason="every token attends to all tokens")
     check.require_resampling("google")
     check.require("mlp", "gelu", reason="it has no SwiGLU")
     check.require("gelu", "tanh", reason="it has the tanh GELU")

@@ -95,6 +95,7 @@ def _write(checkpoint: Checkpoint, config: ViTConfig) -> WritePlan:
     check.require("backbone", None, reason="its hybrids are other classes")
     check.require("position", "learned-1d", "none", reason="it has learned 1-D positions or none")
     check.require("position_at", "stem", reason="it adds positions once")
+    check.require("attention", "full", reason="every token attends to all tokens")
     check.require_resampling("timm")
     check.require("norm_eps", 1e-6, reason="its config cannot set another epsilon than 1e-6")
     check.require("representation_size", None, reason="it has no hidden layer before the head")

@@ -1,8 +1,8 @@
 """Outputs and gradients of whole small models, compared with a reference written with loops over tokens, in float64.
 
-The reference computes attention pair by pair: a score for each query and each key that the query is compared with, where
-relative positions look up the embedding of the offset between both. Of the library it uses only `resample`, for images
-of another size (compared with other libraries in test_embed.py).
+The reference computes attention pair by pair: a score for each query and each key that it is compared with. Relative
+positions look up the embedding of the offset between both. Of the library, the reference uses only `resample`, for
+images of another size (test_embed.py compares it with other libraries).
 """
 
 from typing import Any

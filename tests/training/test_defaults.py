@@ -156,6 +156,10 @@ GIVEN_SETTINGS: list[dict[str, Any]] = [
     {"model": "Ti/8", "width": 96, "heads": 4},
     {"model": "BiT-R50x1"},
     {"model": "BiT-R50x1", "image_size": 160},
+    {"model": "BiT-R26x1", "stem": "small"},
+    {"model": "BiT-R26x1", "stem": "imagenet"},
+    {"attention": "axial", "position": "learned-2d", "position_at": "every-layer"},
+    {"model": "S/16", "attention": "axial", "position": "sincos-2d", "position_at": "every-layer-shared"},
     {"model": "R50+B/16"},
     {"model": "R+Ti/16"},
     {"model": "R50+B/16", "patch_size": 2},
@@ -235,10 +239,45 @@ def test_letters_are_not_flipped_and_photographs_are() -> None:
 
 def test_vit_settings_for_a_resnet_are_an_error() -> None:
     """It is an error, and not ignored."""
-    for given in ({"pool": "map"}, {"registers": 2}, {"dropout": 0.3}, {"depth": 3}, {"stochastic_depth": 0.1}):
-        config, _ = choose_defaults(TrainConfig().with_(model="BiT-R50x1", **given), SETS["cifar"])
-        with pytest.raises(VitreousError, match=next(iter(given))):
+    given: list[dict[str, Any]] = [{"pool": "map"}, {"registers": 2}, {"dropout": 0.3}, {"depth": 3}]
+    given += [{"stochastic_depth": 0.1}, {"attention": "axial"}, {"position_at": "stem"}]
+    for settings in given:
+        config, _ = choose_defaults(TrainConfig().with_(model="BiT-R50x1", **settings), SETS["cifar"])
+        with pytest.raises(VitreousError, match=f"BiTConfig has no field '{next(iter(settings))}'"):
             make_model_config(config, SETS["cifar"])
+
+
+@pytest.mark.parametrize("model", [None, "S/16", "R50+B/16"])
+def test_a_stem_for_a_vit_is_an_error(model: str | None) -> None:
+    def make() -> Any:
+        config, _ = choose_defaults(TrainConfig().with_(model=model, stem="small"), SETS["cifar"])
+        return make_model_config(config, SETS["cifar"])
+
+    with pytest.raises(VitreousError, match="ViTConfig has no field 'stem'"):
+        make()
+
+
+def test_the_small_stem_takes_small_images() -> None:
+    """Its stride is a quarter of that of the usual stem, so that small images need not be enlarged as much."""
+    for stem, size in (("small", 32), ("imagenet", 128), (None, 128)):
+        config, choices = choose_defaults(TrainConfig().with_(model="BiT-R26x1", stem=stem), SETS["cifar"])
+        model = make_model_config(config, SETS["cifar"])
+        assert (model.stem, model.image_size) == (stem or "imagenet", (size, size))
+        assert config.architecture.stem == stem
+        assert "stem" not in {choice.field for choice in choices}
+
+
+def test_axial_attention_and_positions_reach_the_model() -> None:
+    given = {"attention": "axial", "position": "learned-2d", "position_at": "every-layer"}
+    config, choices = choose_defaults(TrainConfig().with_(**given), SETS["cifar"])
+    model = make_model_config(config, SETS["cifar"])
+    assert (model.attention, model.position, model.position_at) == tuple(given.values())
+    assert not given.keys() & {choice.field for choice in choices}
+    relative, _ = choose_defaults(TrainConfig().with_(position="relative"), SETS["cifar"])
+    assert make_model_config(relative, SETS["cifar"]).position_at == "every-layer"
+    wrong, _ = choose_defaults(TrainConfig().with_(attention="axial", position="relative"), SETS["cifar"])
+    with pytest.raises(VitreousError, match="attention = 'axial': position='relative' needs 'full'"):
+        make_model_config(wrong, SETS["cifar"])
 
 
 def test_unknown_model_is_an_error() -> None:

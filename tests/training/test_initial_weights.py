@@ -153,7 +153,7 @@ def test_defaults_keep_the_architecture_of_the_weights(folder: Path, weights: Pa
 
 def test_matching_architecture_may_be_given(folder: Path, weights: Path, tmp_path: Path) -> None:
     agreeing = {"width": 32, "depth": 2, "heads": 2, "patch_size": 4, "pool": "gap", "position": "learned-1d"}
-    settings = with_(weights, out=str(tmp_path / "run"), **agreeing, registers=0, qk_norm=False)
+    settings = with_(weights, out=str(tmp_path / "run"), **agreeing, registers=0, qk_norm=False, attention="full")
     model = load(train(folder, settings, quiet=True).run).config
     assert (model.width, model.depth, model.heads, model.pool) == (32, 2, 2, "gap")
 
@@ -176,6 +176,9 @@ def test_matching_model_name_may_be_given() -> None:
         ({"width": 48, "pool": "token"}, "width = 48, pool = 'token': .* is a ViT with width = 32, pool = 'gap'"),
         ({"patch_size": 8}, "patch_size = 8: .* patch_size = 4"),
         ({"layer_scale": 0.1}, "layer_scale = 0.1: .* layer_scale = None"),
+        ({"attention": "axial"}, "attention = 'axial': .* attention = 'full'"),
+        ({"position_at": "every-layer"}, "position_at = 'every-layer': .* position_at = 'stem'"),
+        ({"stem": "small"}, "stem = 'small': .* is a ViT; remove"),
         ({"model": "S/16"}, "model = 'S/16': .* is a ViT with patch_size = 4, width = 32"),
         ({"model": "BiT-R50x1"}, "model = 'BiT-R50x1': .* is a ViT; remove"),
         ({"model": "S/61"}, "unknown model 'S/61'"),
@@ -201,11 +204,17 @@ def test_path_without_a_checkpoint(folder: Path, tmp_path: Path) -> None:
             train(folder, with_(source, out=str(tmp_path / "run")), quiet=True)
 
 
-def test_dropout_for_a_bit_is_an_error(folder: Path, tmp_path: Path) -> None:
+def test_other_settings_for_a_bit_are_an_error(folder: Path, tmp_path: Path) -> None:
     model = draw(BiT(BiTConfig(blocks=(1,), width_factor=0.5, image_size=32, num_classes=7)))
     save(model, tmp_path / "bit.safetensors")
-    with pytest.raises(VitreousError, match=r"dropout = 0.1: the run starts from bit.safetensors, which is a BiT"):
-        train(folder, with_(tmp_path / "bit.safetensors", dropout=0.1), quiet=True)
+    for changes, text in (
+        ({"dropout": 0.1}, "dropout = 0.1"),
+        ({"attention": "axial"}, "attention = 'axial'"),
+        ({"position_at": "stem"}, "position_at = 'stem'"),
+        ({"stem": "small"}, "stem = 'small'"),
+    ):
+        with pytest.raises(VitreousError, match=f"{text}: the run starts from bit.safetensors, which is a BiT"):
+            train(folder, with_(tmp_path / "bit.safetensors", **changes), quiet=True)
 
 
 # ---------------------------------------------------------------- resume

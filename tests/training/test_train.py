@@ -124,6 +124,24 @@ def test_every_setting_can_be_given(folder: Path, tmp_path: Path) -> None:
     assert model.config.image_size == (16, 24)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "axial", "position_at": "every-layer", "image_size": (16, 24), "registers": 1},
+        {"attention": "axial", "position": "sincos-2d", "position_at": "every-layer-shared"},
+        {"position": "relative", "position_at": "every-layer-shared"},
+    ],
+    ids=str,
+)
+def test_attention_and_positions_of_a_run(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """The trained model is saved, loaded and evaluated with these settings."""
+    outcome = train(folder, config(tmp_path / "run", duration="2 steps", **changes), quiet=True)
+    found = load(outcome.run).config
+    for name, value in changes.items():
+        assert getattr(found, name) == value
+    assert outcome.result is not None
+
+
 def test_patience(folder: Path, tmp_path: Path) -> None:
     outcome = train(
         folder,

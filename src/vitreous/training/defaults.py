@@ -185,7 +185,7 @@ def _model(config: TrainConfig, facts: Facts) -> Rules:
         yield from _default_model(config, facts)
     else:
         cells = {"patch_size": given.patch_size, "stem": given.stem}
-        fields = {name: value for name, value in cells.items() if value is not None}
+        fields: dict[str, Any] = {name: value for name, value in cells.items() if value is not None}
         if "patch_size" in fields:  # it may not divide the default image size, which is not used here
             fields["remainder"] = "crop"
         step = size_step(zoo.config(given.model, **fields))

@@ -75,7 +75,7 @@ def test_relative_position_biases_by_offset(size: tuple[int, int]) -> None:
     assert found.similarity.shape == (3, 2 * rows - 1, 2 * cols - 1)
     queries: list[torch.Tensor] = []
 
-    def visit(layer: int, block: Any, before: torch.Tensor, after: torch.Tensor, bias: Any, grid: Any) -> None:
+    def visit(layer: int, block: Any, before: torch.Tensor, after: torch.Tensor, bias: Any) -> None:
         if layer == 1:
             queries.append(block.attn.split(block.norm1(before))[0])
 

@@ -86,7 +86,7 @@ def test_attention_weights_are_what_the_forward_pass_uses(position: str) -> None
     x = images(2, 3, 32, 32)
     seen: list[Any] = []
     with torch.no_grad():
-        model.encode(x, lambda _, __, z, ___, bias, _____: seen.extend((z, bias)))
+        model.encode(x, lambda _, __, z, ___, bias: seen.extend((z, bias)))
         z, bias = seen
         block = model.blocks[0]
         _, _, v = block.attn.split(block.norm1(z))

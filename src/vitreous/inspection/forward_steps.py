@@ -190,9 +190,9 @@ class _Recorder:
         if layer == self.layer:
             self.attention = self._attend(block.attn, x, *rest)
 
-    def _attend(self, attn: Any, x: Tensor, bias: Any, grid: Grid | None) -> AttentionStep:
+    def _attend(self, attn: Any, x: Tensor, bias: Any, *grid: Grid) -> AttentionStep:
         q, k, v = attn.split(x)
-        weights = attn.weights(x, bias, grid)[0, :, self.token]
+        weights = attn.weights(x, bias, *grid)[0, :, self.token]
         head = int(weights.amax(-1).argmax()) if self.head is None else self.head
         added = None if bias is None else _plain(bias(q)[0, head, self.token])
         query, keys, values = (_plain(part[0, head]) for part in (q, k, v))

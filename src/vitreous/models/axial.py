@@ -27,7 +27,7 @@ def axis_of(layer: int) -> Axis:
 def require_grid(grid: Grid | None, bias: object) -> Grid:
     """Return the grid. Raise if axial attention is called without it, or with a bias, which it does not support."""
     if grid is None:
-        raise VitreousError("axial attention needs the grid of the patches: block(x, grid=(rows, cols))")
+        raise VitreousError("axial attention needs the grid of the patches: block(x, None, (rows, cols))")
     if bias is not None:
         raise VitreousError("axial attention does not support a bias of the attention logits")
     return grid

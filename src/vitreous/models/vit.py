@@ -240,8 +240,8 @@ class Block(nn.Module):
         self.drop1 = Drop(config.dropout, depth)
         self.drop2 = Drop(config.dropout, depth)
 
-    def forward(self, x: Tensor, bias: Bias | None = None, grid: Grid | None = None) -> Tensor:
-        x = self.drop1(self.ls1(self.attn(self.norm1(x), bias, grid))) + x
+    def forward(self, x: Tensor, bias: Bias | None = None, *grid: Grid) -> Tensor:
+        x = self.drop1(self.ls1(self.attn(self.norm1(x), bias, *grid))) + x
         x = self.drop2(self.ls2(self.mlp(self.norm2(x)))) + x
         return x
 
@@ -348,21 +348,21 @@ class VisionTransformer(Model):
         return self.drop(x), grid
 
     def encode(self, images: Tensor, visit: Callable[..., None] | None = None, last: int = -1) -> tuple[Tensor, Grid]:
-        """Equations 1 to 3, up to the layer `last`. `visit` is called with (layer, block, input, output, bias, grid);
-        a block gets the grid only for axial attention."""
+        """Equations 1 to 3, up to the layer `last`. `visit` is called with (layer, block, input, output, bias), and
+        for axial attention also with the grid, which the blocks get then too."""
         c = self.config
         x, grid = self.embed(images)
         positions = None if c.position_at == "stem" else self.positions(grid)
         biases = None if self.rel_pos_embed is None else position_biases(c, self.rel_pos_embed, grid)
-        block_grid = grid if c.attention == "axial" else None
+        lines = (grid,) if c.attention == "axial" else ()
         for layer, block in enumerate(self.blocks):
             if positions is not None:
                 x = x + positions[layer % c.tables]
             bias = None if biases is None else biases[layer % c.tables]
             before = x
-            x = recompute(block, x, bias, block_grid) if self.checkpoint_activations else block(x, bias, block_grid)
+            x = recompute(block, x, bias, *lines) if self.checkpoint_activations else block(x, bias, *lines)
             if visit is not None:
-                visit(layer, block, before, x, bias, block_grid)
+                visit(layer, block, before, x, bias, *lines)
             if layer == last:
                 break
         return x, grid
@@ -409,7 +409,7 @@ class VisionTransformer(Model):
     def _collect(
         self, images: Tensor, layers: Sequence[int], compute: Callable[..., Tensor]
     ) -> tuple[list[Tensor], Grid]:
-        """Call `compute(block, input, output, bias, grid)` at the given layers and return the results."""
+        """Call `compute(block, input, output, bias, ...)` at the given layers and return the results."""
         wanted = pick_layers(layers, self.config.depth)
         results: dict[int, Tensor] = {}
 

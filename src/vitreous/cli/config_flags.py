@@ -56,7 +56,7 @@ def _adapt_field(field: StructFieldSpec, of_config: bool) -> StructFieldSpec:
     argument = tyro.conf.arg(
         name=FLAG_NAMES.get(field.name) if of_config else None,
         metavar=metavar(kind),
-        help_behavior_hint=_default_hint(field.default, "chosen from the data" if from_data else ""),
+        help_behavior_hint=_default_hint(field, "chosen from the data" if from_data else ""),
         aliases=ALIASES.get(field.name) if of_config else None,
     )
     annotated = Annotated[(kind, argument, *annotations)]  # type: ignore[valid-type]  # later ones take precedence
@@ -89,9 +89,12 @@ def _is_union(hint: Any) -> bool:
     return get_origin(hint) in (Union, UnionType)
 
 
-def _default_hint(value: Any, meaning_of_none: str) -> str:
+def _default_hint(field: StructFieldSpec, meaning_of_none: str) -> str:
+    value = field.default
     if value is None:
         text = meaning_of_none
+    elif value == () and "Default:" in _one_line(field.helptext):
+        text = ""
     else:
         text = " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
     return f"(default: {printable(text)})" if text else ""

@@ -23,17 +23,19 @@ CLASS_NAME_KEYS = ("classes", "class_names", "label_names", "names")
 
 
 class ArraySource(Source):
-    """Images (N, height, width, channels), grey or RGB."""
+    """Images (N, height, width, channels), grey or RGB. `numbers`: of the images in their file, for their names, if
+    these are only some of its images."""
 
-    def __init__(self, images: NDArray[uint8], labels: Tensor, title: str):
-        self.images, self.labels, self.title = images, labels, title
+    def __init__(self, images: NDArray[uint8], labels: Tensor, title: str, numbers: Tensor | None = None):
+        self.images, self.labels, self.title, self.numbers = images, labels, title, numbers
 
     def image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
         pixels = self.images[index]
         return Image.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels))
 
     def name(self, index: int) -> str:
-        return f"{self.title}[{range(len(self))[index]}]"
+        number = range(len(self))[index]
+        return f"{self.title}[{number if self.numbers is None else int(self.numbers[number])}]"
 
     def content(self, index: int) -> bytes:
         return bytes(self.images[index].tobytes())

@@ -14,6 +14,7 @@ import torch
 
 from vitreous.data import builtin, huggingface
 from vitreous.data.arrays import open_npz_dataset
+from vitreous.data.class_selection import check_class_selection, select_classes
 from vitreous.data.dataset import DataSet, Source, Subset
 from vitreous.data.encoded import EncodedSource
 from vitreous.data.folders import find_split_folders, open_folder, visible_entries
@@ -60,6 +61,7 @@ def open_data(
     """
     if reading.max_pixels < 1:
         raise VitreousError(f"max_pixels = {reading.max_pixels}: must be 1 or more")
+    check_class_selection(reading.classes)
     if not isinstance(data, str | os.PathLike):
         return _to_dataset(_checked(_open_object(data, reading, count_items), reading), reading)
     if not isinstance(os.fspath(data), str):
@@ -268,11 +270,12 @@ def _needs_datasets_library(folder: Path, files: list[Path]) -> bool:
 
 
 def _to_dataset(raw: RawDataset, reading: Reading) -> DataSet:
-    """Check the classes, detect the number of channels, and hold out the splits that are missing."""
+    """Check and select the classes, detect the number of channels, and hold out the splits that are missing."""
     check_unique_classes(raw.classes)
     for source in raw.splits.values():
         if isinstance(source, EncodedSource):
             source.max_pixels = reading.max_pixels
+    raw = select_classes(raw, reading)
     notes = list(raw.notes)
     train = raw.splits["train"]
     _check_classes(raw, notes)

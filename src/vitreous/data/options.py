@@ -67,6 +67,13 @@ class Reading:
     max_pixels: int = 70_000_000
     """Maximum number of pixels of an image; larger images count as unreadable. Decoding takes about 12 bytes per
     pixel."""
+    classes: tuple[str, ...] = ()
+    """Use only the images of these classes, by name. Default: all classes."""
     class_level: int | None = None
     """Level of the class folders in a folder, zip or tar of images: 1 for CLASS/1.jpg, 2 for YEAR/CLASS/1.jpg. Default:
     1, or the first level below folders that are named like dates."""
+
+
+@dataclass(frozen=True)
+class RunReading(Reading):
+    """How a run reads its data, to evaluate its model. `classes` has no effect on data that lacks one of them."""

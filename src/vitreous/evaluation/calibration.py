@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.data.dataset import DataSet
 from vitreous.data.open_data import open_data
-from vitreous.data.options import Reading
+from vitreous.data.options import Reading, RunReading
 from vitreous.errors import VitreousError, brief, format_count, summarize_names
 from vitreous.evaluation.calibration_images import CalibrationImages, encode_digests, select_calibration_images
 from vitreous.evaluation.evaluate import binary_losses, check_head, softmax_losses
@@ -126,7 +126,7 @@ def calibrate(  # noqa: PLR0913 (keyword arguments, the same as the command's fl
     if os.fsdecode(model).startswith(RANDOM_PREFIX):
         raise VitreousError(f"{os.fsdecode(model)}: random weights cannot be calibrated")
     options = options or InferenceOptions()
-    opened = open_data(data, reading or Reading(**run_split_options(model)))
+    opened = open_data(data, reading or RunReading(**run_split_options(model)))
     evaluated = open_model(model, options.device, heads, preprocessing)
     check_head(evaluated)
     if opened.multi_label and not evaluated.model.multi_label:

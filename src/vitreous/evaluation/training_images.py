@@ -125,12 +125,16 @@ def training_images_of(model: str | os.PathLike[str]) -> SeenImages | None:
 
 
 def run_split_options(model: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return how the run of a model split its data, as fields of `Reading`. Empty without a run."""
+    """Return how the run of a model split its data, and its classes if it used only some, as fields of `Reading`. Empty
+    without a run."""
     folder = run_directory_of(model)
     if folder is None or not (folder / FILE).is_file():  # no run, or one of an older version that split differently
         return {}
     names = ("val_fraction", "test_fraction", "split_seed")
-    return {name: value for name, value in _read_config(folder).items() if name in names and value is not None}
+    config = _read_config(folder)
+    options = {name: value for name, value in config.items() if name in names and value is not None}
+    classes = config.get("classes")
+    return {**options, "classes": tuple(classes)} if isinstance(classes, list) and classes else options
 
 
 def describe_selection(model: str | os.PathLike[str]) -> str:

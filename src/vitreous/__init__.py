@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitreous.data.open_data import open_data
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.evaluation.calibration import calibrate
+    from vitreous.experiments.reproduce import reproduce
     from vitreous.fast.accelerate import accelerate
     from vitreous.models.cost import Cost, cost
     from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
@@ -38,6 +39,7 @@ _HOMES = {
     "VitreousError": "vitreous.errors",
     "VitreousWarning": "vitreous.errors",
     "calibrate": "vitreous.evaluation.calibration",
+    "reproduce": "vitreous.experiments.reproduce",
     "accelerate": "vitreous.fast.accelerate",
     "Cost": "vitreous.models.cost",
     "cost": "vitreous.models.cost",
@@ -98,6 +100,7 @@ __all__ = [
     "names",
     "open_data",
     "recipe",
+    "reproduce",
     "resume",
     "runs",
     "save",

@@ -15,11 +15,23 @@ from vitreous.errors import VitreousError, VitreousWarning, refuse_url
 from vitreous.utils.console import STDOUT, OutputClosed, escaped_output, print_line, print_message, standard_streams
 
 # Commands with the flag --json.
-JSON_COMMANDS = ("bench", "calibrate", "compare", "data", "evaluate", "info", "models", "predict", "recipes", "runs")
+JSON_COMMANDS = (
+    "bench",
+    "calibrate",
+    "compare",
+    "data",
+    "evaluate",
+    "info",
+    "models",
+    "predict",
+    "recipes",
+    "reproduce",
+    "runs",
+)
 # Commands that write files continue when stdout is closed (`vitreous train ... | head -1`). For the first three a lost
 # output is not an error.
 FILE_COMMANDS = ("train", "finetune", "features")
-CONTINUING_COMMANDS = (*FILE_COMMANDS, "calibrate", "compare", "evaluate", "explain", "inspect")
+CONTINUING_COMMANDS = (*FILE_COMMANDS, "calibrate", "compare", "evaluate", "explain", "inspect", "reproduce")
 SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell reports it
 
 
@@ -139,6 +151,7 @@ def _commands(arguments: list[str]) -> dict[str, Callable[..., None]]:
     from vitreous.cli.models import models_command
     from vitreous.cli.predict import predict_command
     from vitreous.cli.recipes import recipes_command
+    from vitreous.cli.reproduce import reproduce_command
     from vitreous.cli.runs import runs_command
     from vitreous.cli.train import make_train_command
 
@@ -153,6 +166,7 @@ def _commands(arguments: list[str]) -> dict[str, Callable[..., None]]:
         "calibrate": calibrate_command,
         "features": features_command,
         "compare": compare_command,
+        "reproduce": reproduce_command,
         "bench": bench_command,
         "info": info_command,
         "convert": convert_command,

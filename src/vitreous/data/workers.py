@@ -41,7 +41,7 @@ def start_worker(worker: int) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     unblock_signals(STOP_SIGNALS)
-    _end_with_parent()
+    end_with_parent()
     default_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -51,7 +51,7 @@ def start_worker(worker: int) -> None:
     sys.excepthook = hook
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process soon after the main process has ended, also if it was killed. torch checks that only while a
     worker waits for work, and not while it hands over a batch."""
     parent, pid = multiprocessing.parent_process(), os.getppid()

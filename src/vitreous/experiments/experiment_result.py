@@ -1,0 +1,153 @@
+"""The result of an experiment: its cells, and the table, figure and verdict that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vitreous.errors import VitreousError
+from vitreous.evaluation.figures import add_caption, save_figure
+from vitreous.experiments.grid.experiment import CellRecord, Experiment
+from vitreous.experiments.grid.records import CellRecords
+from vitreous.experiments.grid.statistics import Verdict
+from vitreous.experiments.grid.tables import ResultTable
+from vitreous.experiments.registry import find_experiment
+from vitreous.utils.atomic import atomic_folder, check_output
+from vitreous.utils.figures import literal_text
+from vitreous.utils.json_files import dump_json, read_json
+
+FORMAT = "vitreous experiment"
+
+
+@dataclass(frozen=True)
+class ExperimentResult:
+    """The result of `vitreous.reproduce`. Table, figure and verdict are computed from the records of the cells."""
+
+    name: str
+    experiment: Experiment
+    records: CellRecords
+    description: Mapping[str, Any]  # date, command, hardware, data, seeds
+    folder: Path | None = None  # where it was written
+
+    @property
+    def table(self) -> ResultTable:
+        return self.experiment.table(self.records)
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.experiment.verdict(self.records)
+
+    def paragraph(self) -> str:
+        """Return whether the paper's conclusion holds here, in one paragraph."""
+        verdict = self.verdict
+        if verdict.answer == "none":
+            return verdict.text
+        question = f'The paper concludes: "{self.experiment.conclusion}" Does this hold here?'
+        return f"{question} {verdict.answer.capitalize()}. {verdict.text}"
+
+    def measured_on(self) -> list[str]:
+        """Return sentences on data, seeds and hardware."""
+        about = self.description
+        machine = about.get("environment", {})
+        sentences = []
+        if about.get("data"):
+            classes = f", {about['classes']} classes" if about.get("classes") else ""
+            unseen = (
+                f"; {len(about['unseen'])} other classes for few-shot classification" if about.get("unseen") else ""
+            )
+            sentences.append(f"Pre-training data: {about['data']}{classes}{unseen}.")
+        if about.get("transfer"):
+            sentences.append(f"Other data: {', '.join(about['transfer'])}.")
+        seeds = self.records.seeds
+        sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}; last weights of every run.")
+        hardware = machine.get("gpu") or machine.get("cpu", "")
+        sentences.append(
+            f"{about.get('date', '')}, {hardware}, torch {machine.get('torch', '?')}, vitreous"
+            f" {machine.get('vitreous', '?')}."
+        )
+        if failed := self.records.failed:
+            sentences.append(f"{len(failed)} of {len(self.records)} cells failed: see the table.")
+        return sentences
+
+    def markdown(self) -> str:
+        """Return the report: conclusion, table, failed cells, how it was measured."""
+        lines = [f"# {self.name}: {self.experiment.title}", "", self.paragraph(), "", self.table.markdown()]
+        if self.experiment_has_figure():
+            lines += [f"![{self.experiment.title}]({self.name}.png)", ""]
+        lines += [f"- {sentence}" for sentence in self.measured_on()]
+        lines += [f"- failed: {_title(cell)}: {cell.error}" for cell in self.records.failed]
+        lines += ["", f"Command: `{self.description.get('command', '')}`"]
+        return "\n".join(lines) + "\n"
+
+    def experiment_has_figure(self) -> bool:
+        return type(self.experiment).draw is not Experiment.draw
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "experiment": self.name,
+            "scale": self.records.scale,
+            "conclusion": self.experiment.conclusion,
+            "verdict": asdict(self.verdict),
+            "description": dict(self.description),
+            "table": self.table.to_json(),
+            "cells": [_cell_json(cell) for cell in self.records],
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> ExperimentResult:
+        """Read a result.json. Table, figure and verdict are computed again from its cells."""
+        try:
+            values = read_json(path)
+        except VitreousError as error:
+            raise VitreousError(f"{path.parent}/{error}") from error
+        if values.get("format") != FORMAT:
+            raise VitreousError(f"{path} is not the result of an experiment (`vitreous reproduce` writes result.json)")
+        try:
+            cells = tuple(CellRecord(**cell) for cell in values["cells"])
+            records = CellRecords(str(values["scale"]), cells)
+            name, description = str(values["experiment"]), dict(values["description"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise VitreousError(f"{path} is damaged ({error})") from error
+        return cls(name, find_experiment(name), records, description)
+
+    @staticmethod
+    def files(folder: Path) -> tuple[str, ...]:
+        """The names of files that an earlier result may have left in a folder."""
+        figures = [path.name for path in folder.glob("*.png")] + [path.name for path in folder.glob("*.svg")]
+        return ("result.json", "report.md", "table.md", "table.csv", *figures)
+
+    @classmethod
+    def check_folder(cls, folder: Path, overwrite: bool) -> None:
+        check_output(folder, overwrite, cls.files)
+
+    def write(self, folder: Path, overwrite: bool) -> None:
+        """Write result.json, table.md, table.csv, report.md and the figure as PNG and SVG."""
+        with atomic_folder(folder, overwrite, self.files) as new:
+            dump_json(new / "result.json", self.to_json())
+            (new / "table.md").write_text(self.table.markdown(), encoding="utf-8")
+            (new / "table.csv").write_text(self.table.csv(), encoding="utf-8")
+            (new / "report.md").write_text(self.markdown(), encoding="utf-8")
+            self.draw(new)
+
+    @literal_text
+    def draw(self, folder: Path) -> list[Path]:
+        """Write the figure as NAME.png and NAME.svg. Return the paths; none if the experiment has no figure."""
+        figure = self.experiment.draw(self.records)
+        if figure is None:
+            return []
+        add_caption(figure, [" ".join(self.measured_on())])
+        return save_figure(figure, folder, self.name)
+
+
+def _cell_json(cell: CellRecord) -> dict[str, Any]:
+    """Leave out what is empty, so that files stay small."""
+    values = asdict(cell)
+    return {name: value for name, value in values.items() if value or name in ("factors", "seed", "values")}
+
+
+def _title(cell: CellRecord) -> str:
+    factors = ", ".join(str(value) for value in cell.factors.values())
+    return f"{factors or 'all'}, seed {cell.seed}"

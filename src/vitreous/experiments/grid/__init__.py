@@ -1,0 +1,1 @@
+"""What all experiments of `vitreous reproduce` share: cells, their runs, statistics, tables and figures."""

@@ -1,0 +1,131 @@
+"""The data and the pre-training settings of each scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitreous.data.dataset import DataSet
+from vitreous.data.options import Reading
+from vitreous.errors import VitreousError
+from vitreous.experiments.grid.cell_measures import CellMeasure, FewShotAccuracy, ValidationAccuracy
+from vitreous.experiments.grid.experiment import Scale
+from vitreous.training.config import TrainConfig
+
+UNSEEN_SHARE = 0.2  # of the classes: held out from pre-training, for few-shot classification
+CLASS_SEED = 0  # of the random choice of these classes
+SHOTS = 5  # as in the paper's few-shot results
+DRAWS = 10  # random draws of the shots; their mean is one value
+
+# What all scales share: AdamW with a linear decay of the learning rate and gradient clipping; crops and flips are the
+# only augmentation. Only the weights of the last step are measured, so no weights are selected.
+COMMON: dict[str, Any] = {
+    "start": "none",
+    "pool": "token",
+    "position": "learned-1d",
+    "optimiser": "adamw",
+    "schedule": "linear",
+    "warmup": "10%",
+    "weight_decay": 0.1,
+    "dropout": 0.0,
+    "stochastic_depth": 0.0,
+    "label_smoothing": 0.0,
+    "class_weights": "none",
+    "ema": 0.0,
+    "evaluate_every": "100%",
+    "randaugment": 0,
+    "magnitude": 0.0,
+    "three_augment": False,
+    "jitter": 0.0,
+    "erase": 0.0,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "shift": 0.0,
+}
+PRETRAINING: dict[Scale, dict[str, Any]] = {
+    # The handwritten digits of scikit-learn, 8 x 8 px.
+    "tiny": {
+        "model": "Ti/16",
+        **{"width": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "image_size": 8, "patch_size": 2},
+        **{"duration": "60 steps", "batch_size": 64, "lr": 3e-3, "compile": "no", "device": "cpu"},
+        **{"crop": 1.0, "aspect": 1.0, "flip": False},
+    },
+    # A ViT with the width of Ti and half of its depth, for images of 84 px (mini-ImageNet).
+    "small": {
+        "model": "Ti/16",
+        **{"width": 192, "depth": 6, "heads": 3, "mlp_dim": 768, "image_size": 80, "patch_size": 10},
+        **{"duration": "12 epochs", "batch_size": 256, "lr": 1e-3},
+        **{"crop": 0.25, "aspect": 4 / 3, "flip": True},
+    },
+    # B/16 on JFT-300M in the paper (Table 3), or on ImageNet-21k.
+    "paper": {
+        "model": "B/16",
+        **{"image_size": 224, "duration": "7 epochs", "batch_size": 4096, "lr": 8e-4, "warmup": "10000 steps"},
+        **{"crop": 0.05, "aspect": 4 / 3, "flip": True},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The data of one call of `reproduce`, and what the cells of all experiments have in common."""
+
+    scale: Scale
+    data: str  # the pre-training data; "" if the experiment needs none
+    transfer: tuple[str, ...] = ()  # other data sets
+    seeds: int = 1
+    classes: tuple[str, ...] = ()  # of the pre-training data that are trained on; (): all
+    unseen: tuple[str, ...] = ()  # the others, for few-shot classification
+    model: str | None = None  # a checkpoint to inspect instead of a pre-trained model
+    reading: Reading = Reading()  # noqa: RUF009 (it is frozen)
+
+    def pretraining(self, seed: int = 0, **changes: Any) -> TrainConfig:
+        """Return the settings of pre-training, with some fields of TrainConfig changed."""
+        own = {"seed": seed, "classes": self.classes}
+        reading = {name: value for name, value in vars(self.reading).items() if value != getattr(Reading(), name)}
+        return TrainConfig().with_(**{**COMMON, **PRETRAINING[self.scale], **reading, **own, **changes})
+
+    def measures(self) -> tuple[CellMeasure, ...]:
+        """Return what is measured on every pre-trained model: accuracy on validation images, and few-shot linear
+        accuracy on the unseen classes and on the transfer data."""
+        fewshot = [FewShotAccuracy(source, source_title(source)) for source in self.transfer]
+        if self.unseen:
+            fewshot.insert(0, FewShotAccuracy(self.data, "unseen", classes=self.unseen))
+        return (ValidationAccuracy(), *fewshot)
+
+    @property
+    def fewshot(self) -> str:
+        """The name of the main measure: few-shot accuracy on unseen classes, else on the first transfer data."""
+        return next(one.value for one in self.measures() if isinstance(one, FewShotAccuracy))
+
+
+def source_title(source: str) -> str:
+    """Return a short name for a data set: the name of its file or folder without suffixes."""
+    return source.rstrip("/").rsplit("/", 1)[-1].split(".")[0]
+
+
+def split_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the classes to pre-train on, and those held out: a fifth of them, at least 2, drawn with a fixed seed."""
+    held_out = max(2, round(UNSEEN_SHARE * len(classes)))
+    if len(classes) - held_out < 2:
+        raise VitreousError(
+            f"{len(classes)} classes are too few: {held_out} are held out for few-shot classification, and pre-training"
+            " needs at least two"
+        )
+    drawn = set(np.random.default_rng(CLASS_SEED).permutation(len(classes))[:held_out].tolist())
+    seen = tuple(name for number, name in enumerate(classes) if number not in drawn)
+    return seen, tuple(name for number, name in enumerate(classes) if number in drawn)
+
+
+def make_setting(
+    scale: Scale, data: str, opened: DataSet | None, transfer: tuple[str, ...], seeds: int, model: str | None
+) -> Setting:
+    """`opened`: the pre-training data. In the `paper` scale all of its classes are trained on, as in the paper."""
+    seen: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    if opened is not None and scale != "paper":
+        seen, unseen = split_classes(opened.classes)
+    return Setting(scale, data, transfer, seeds, seen, unseen, model)

@@ -1,0 +1,284 @@
+"""`vitreous.reproduce`: run an experiment of the paper, and write its table, figure and verdict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
+from datetime import date
+from difflib import get_close_matches
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from vitreous.data.dataset import DataSet
+from vitreous.data.fingerprint import dataset_fingerprint
+from vitreous.data.open_data import absolute_data_path, open_data
+from vitreous.errors import VitreousError, brief
+from vitreous.evaluation.evaluated_model import open_model
+from vitreous.experiments.experiment_result import ExperimentResult
+from vitreous.experiments.grid.cell_runs import CellTask, cell_key
+from vitreous.experiments.grid.experiment import Cell, CellRecord, Experiment
+from vitreous.experiments.grid.records import CellRecords
+from vitreous.experiments.grid.settings import Setting, make_setting
+from vitreous.experiments.grid.sweep import Sweep
+from vitreous.experiments.grid.work import expected_work
+from vitreous.experiments.options import ReproduceOptions
+from vitreous.experiments.registry import find_experiment, short_name
+from vitreous.utils.annotations import describe_annotation, matches_annotation
+from vitreous.utils.device import pick_device
+from vitreous.utils.environment import command, environment
+from vitreous.utils.figures import require_matplotlib
+from vitreous.utils.file_locks import lock_file
+from vitreous.utils.import_path import is_import_path, refuse_during_import
+from vitreous.utils.limits import check_count
+from vitreous.utils.progress import ProgressReporter
+
+TINY_DATA = "digits"
+
+
+@dataclass(frozen=True)
+class PlannedExperiment:
+    """An experiment with its cells, their keys, and the place of its output."""
+
+    name: str  # of its folder
+    experiment: Experiment
+    setting: Setting
+    cells: tuple[Cell, ...]
+    keys: tuple[str, ...]
+    folder: Path
+
+
+def reproduce(name: str, *, quiet: bool = False, **fields: Any) -> ExperimentResult:
+    """Run an experiment of the ViT paper: `reproduce("table8", data="photos", scale="small")`.
+
+    `name`: a name of `vitreous reproduce`, or file.py:NAME for an experiment of your own. `fields` are fields of
+    ReproduceOptions, with the names of the command-line flags: data, transfer, scale, seeds, out, model, jobs, device,
+    overwrite. `quiet`: print nothing.
+
+    Results of cells are stored in OUT/cells; a call with the same arguments runs only those that are missing. Table,
+    figure and result.json are written to OUT/NAME-SCALE.
+    """
+    known = {field.name: field.type for field in dataclass_fields(ReproduceOptions)}
+    for field, value in fields.items():
+        if field not in known:
+            near = get_close_matches(field, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(known)}"
+            raise VitreousError(f"reproduce has no argument {field!r}; {hint}")
+        fields[field] = _as_text(value)
+    return reproduce_all([name], ReproduceOptions(**fields), ProgressReporter(quiet))[0]
+
+
+def redraw(path: Path, out: Path, overwrite: bool, names: Sequence[str] = ()) -> ExperimentResult:
+    """Write table, figure and verdict again from a result.json. Nothing is trained."""
+    require_matplotlib()
+    result = ExperimentResult.read(path)
+    if names and tuple(names) != (result.name,):
+        raise VitreousError(f"{path} is the result of {result.name}, not of {' '.join(names)}")
+    folder = out / f"{result.name}-{result.records.scale}"
+    if folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
+        raise VitreousError(f"{path} is in the folder that would be replaced: give another --out")
+    result.write(folder, overwrite)
+    return replace(result, folder=folder)
+
+
+def _as_text(value: Any) -> Any:
+    """Convert paths to text, and a list to a tuple."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return tuple(map(_as_text, value)) if isinstance(value, list | tuple) else value
+
+
+def _check_options(options: ReproduceOptions) -> ReproduceOptions:
+    """Check types and values, and make paths absolute."""
+    for field in dataclass_fields(ReproduceOptions):
+        value = getattr(options, field.name)
+        if not matches_annotation(value, field.type):
+            raise VitreousError(f"{field.name} = {brief(value)}: expected {describe_annotation(field.type)}")
+    check_count("jobs", options.jobs)
+    if options.seeds is not None:
+        check_count("seeds", options.seeds)
+    transfer = tuple(absolute_data_path(source) for source in options.transfer)
+    data = None if options.data is None else absolute_data_path(options.data)
+    return replace(options, data=data, transfer=transfer)
+
+
+def reproduce_all(
+    names: Sequence[str], options: ReproduceOptions, reporter: ProgressReporter
+) -> list[ExperimentResult]:
+    """Run several experiments. Cells that they share run once, and cells of all of them run side by side."""
+    refuse_during_import("vitreous.reproduce")
+    options = _check_options(options)
+    require_matplotlib()
+    planned = _plan(names, options)
+    device, out = pick_device(options.device), Path(options.out)
+    with _locked(out):
+        records: dict[str, CellRecord] = {}
+        imports = [name for name in names if is_import_path(name)]
+        for alone in (False, True):
+            part = [one for one in planned if one.experiment.alone == alone]
+            if part:
+                sweep = _make_sweep(part, options, reporter, imports)
+                devices = _devices(device)[: 1 if alone else None]
+                records |= sweep.run(1 if alone else options.jobs, devices)
+        results = [_result(one, records, device) for one in planned]
+        for one, result in zip(planned, results, strict=True):
+            result.write(one.folder, overwrite=True)
+    return results
+
+
+def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperiment]:
+    """Make the cells of all experiments. Every error that can be found before training is raised here."""
+    if len(set(names)) < len(names):
+        raise VitreousError("an experiment is given twice")
+    experiments = {name: find_experiment(name) for name in names}
+    for name, experiment in experiments.items():
+        _check_needs(name, experiment, options)
+    opened: dict[str, DataSet] = {}
+    needed = [_pretraining_data(experiment, options) for experiment in experiments.values()]
+    for source in dict.fromkeys([*filter(None, needed), *options.transfer]):
+        opened[source] = open_data(source)
+    fingerprints = {source: dataset_fingerprint(data) for source, data in opened.items()}
+    if options.model is not None:
+        fingerprints[options.model] = open_model(options.model).digest
+    device = pick_device(options.device)
+    hardware = environment(device).get("gpu", device.type)
+    planned = []
+    for name, experiment in experiments.items():
+        source = _pretraining_data(experiment, options)
+        seeds = options.seeds or experiment.seeds[options.scale]
+        setting = make_setting(
+            options.scale,
+            source,
+            opened.get(source),
+            options.transfer,
+            seeds,
+            options.model if experiment.needs.model else None,
+        )
+        cells = tuple(experiment.cells(setting))
+        keys = tuple(cell_key(cell, source, fingerprints, experiment.version, hardware) for cell in cells)
+        folder = Path(options.out) / f"{short_name(name)}-{options.scale}"
+        plan = PlannedExperiment(short_name(name), experiment, setting, cells, keys, folder)
+        _check_folder(plan, options)
+        planned.append(plan)
+    return planned
+
+
+def _pretraining_data(experiment: Experiment, options: ReproduceOptions) -> str:
+    if not experiment.needs.pretraining:
+        return ""
+    return options.data or (TINY_DATA if options.scale == "tiny" else "")
+
+
+WHERE = {
+    "small": "a data set of photographs with at least 10 classes, such as mini-ImageNet (100 classes, 84 px)",
+    "paper": "ImageNet-21k (image-net.org) or data of similar size",
+}
+
+
+def _check_needs(name: str, experiment: Experiment, options: ReproduceOptions) -> None:
+    """Raise an error if data is missing, with the data and the flag that takes it."""
+    needs, scale = experiment.needs, options.scale
+    if needs.pretraining and not _pretraining_data(experiment, options):
+        raise VitreousError(
+            f"{name} at scale {scale} needs images to pre-train on: give {WHERE[scale]} with --data DATA (a folder with"
+            " one folder per class, .npz, tar shards, Parquet ...; `vitreous data DATA` describes it). --scale tiny"
+            " needs no data"
+        )
+    if scale == "paper" and needs.pretraining and not options.transfer:
+        raise VitreousError(
+            f"{name} at scale paper needs a data set to measure on: give ImageNet (ILSVRC 2012, image-net.org) with"
+            " --transfer DATA"
+        )
+    if needs.transfer and scale == "small" and not options.transfer:
+        raise VitreousError(
+            f"{name} at scale small needs another data set to fine-tune on: give one with larger images, such as"
+            " Imagenette at 160 px (github.com/fastai/imagenette), with --transfer DATA"
+        )
+    if options.model is not None and not needs.model:
+        raise VitreousError(f"{name} trains its own models: it takes no --model (figure6 and figure7 do)")
+
+
+def _check_folder(plan: PlannedExperiment, options: ReproduceOptions) -> None:
+    """Raise an error if the output folder holds something else than the output of the same grid."""
+    if options.overwrite or not (plan.folder / "result.json").is_file():
+        ExperimentResult.check_folder(plan.folder, options.overwrite)
+        return
+    earlier = ExperimentResult.read(plan.folder / "result.json")
+    if {cell.key for cell in earlier.records} != set(plan.keys):
+        raise VitreousError(
+            f"{plan.folder} holds the result of other settings or data: give another --out, or replace it with"
+            " --overwrite"
+        )
+
+
+def _make_sweep(
+    planned: Sequence[PlannedExperiment], options: ReproduceOptions, reporter: ProgressReporter, imports: Sequence[str]
+) -> Sweep:
+    """Collect the different cells of experiments, and those that they start from."""
+    tasks: dict[str, CellTask] = {}
+    starts: dict[str, str] = {}
+    work: dict[str, float] = {}
+    for plan in planned:
+        pairs = list(zip(plan.keys, plan.cells, strict=True))
+        for key, cell in pairs:
+            tasks.setdefault(key, _task(plan, key, cell, options))
+            work[key] = expected_work(cell, plan.setting)
+            if cell.start is not None:
+                place = next((k for k, other in pairs if other is cell.start), None)
+                if place is None:
+                    raise VitreousError(f"{plan.name}: a cell starts from another one that is not part of the grid")
+                starts[key] = place
+    return Sweep(tasks, starts, work, reporter, imports)
+
+
+def _task(plan: PlannedExperiment, key: str, cell: Cell, options: ReproduceOptions) -> CellTask:
+    folder = (Path(options.out) / "cells").absolute()
+    return CellTask(cell, key, plan.name, folder, plan.setting.data, options.device)
+
+
+def _devices(device: torch.device) -> list[str]:
+    """The devices that cells run on: all GPUs if the first one was chosen automatically."""
+    if device.type == "cuda" and device.index in (None, 0):
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return [str(device)]
+
+
+def _result(plan: PlannedExperiment, records: Mapping[str, CellRecord], device: torch.device) -> ExperimentResult:
+    cells = [
+        CellRecord(**{**vars(records[key]), "factors": dict(cell.factors), "seed": cell.seed})
+        for key, cell in zip(plan.keys, plan.cells, strict=True)
+    ]
+    setting = plan.setting
+    description = {
+        "date": date.today().isoformat(),
+        "command": command(),
+        "environment": environment(device),
+        "data": Path(setting.data).name if setting.data else "",
+        "transfer": [Path(source).name for source in setting.transfer],
+        "classes": len(setting.classes),
+        "unseen": list(setting.unseen),
+        "seeds": setting.seeds,
+        "model": setting.model or "",
+    }
+    records_ = CellRecords(setting.scale, tuple(cells))
+    return ExperimentResult(plan.name, plan.experiment, records_, description, plan.folder)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Lock the output folder, so that no other process runs the same cells."""
+    try:
+        (out / "cells").mkdir(parents=True, exist_ok=True)
+        file: IO[Any] = (out / "cells" / ".lock").open("a")
+    except OSError as error:
+        raise VitreousError(f"{out} cannot be written ({error.strerror})") from error
+    with file:
+        try:
+            lock_file(file)
+        except OSError:
+            raise VitreousError(f"{out}: another process is running experiments there; give another --out") from None
+        yield

@@ -65,8 +65,8 @@ def _list_experiments(json: bool) -> None:
                     "title": one.title,
                     "paper": one.place,
                     "conclusion": one.conclusion,
-                    "seeds": {**one.seeds},
-                    "time": {**one.time},
+                    "seeds": {str(scale): number for scale, number in one.seeds.items()},
+                    "time": {str(scale): time for scale, time in one.time.items()},
                     "needs": vars(one.needs),
                 }
                 for name, one in found.items()

@@ -116,14 +116,8 @@ def reproduce_all(
     planned = _plan(names, options)
     device, out = pick_device(options.device), Path(options.out)
     with _locked(out):
-        records: dict[str, CellRecord] = {}
-        imports = [name for name in names if is_import_path(name)]
-        for alone in (False, True):
-            part = [one for one in planned if one.experiment.alone == alone]
-            if part:
-                sweep = _make_sweep(part, options, reporter, imports)
-                devices = _devices(device)[: 1 if alone else None]
-                records |= sweep.run(1 if alone else options.jobs, devices)
+        sweep = _make_sweep(planned, options, reporter, [name for name in names if is_import_path(name)])
+        records = sweep.run(options.jobs, _devices(device))
         results = [_result(one, records, device) for one in planned]
         for one, result in zip(planned, results, strict=True):
             result.write(one.folder, overwrite=True)

@@ -59,6 +59,8 @@ class Architecture:
     stem: Literal["imagenet", "small"] | None = None
     """Stem of a BiT. imagenet: 7x7, stride 2, max-pooling. small: 3x3, stride 1, without pooling, for images below 96
     px. Default: imagenet."""
+    width_factor: float | None = None
+    """Width of a BiT, as a multiple of 0.5: 1 for the widths of a ResNet-50. Default: that of the model."""
     representation_size: int | None = None
     """Dimension of a hidden layer (tanh) before the head, as in the paper's pre-training. Default: that of the
     model, usually none."""

@@ -26,7 +26,7 @@ from vitreous.weights.tensor_map import State
 
 STRUCTURE = ("patch_size", "width", "depth", "heads", "mlp_dim", "pool", "position", "registers", "qk_norm")
 # Not part of a model name. The new head has no pre-logits.
-OTHER_FIELDS = ("layer_scale", "representation_size", "position_at", "attention", "stem")
+OTHER_FIELDS = ("layer_scale", "representation_size", "position_at", "attention", "stem", "width_factor")
 NAMED_FIELDS = ("blocks", "width_factor", "activation", "backbone", "mlp")  # further fields that a model name sets
 DROP_RATES = ("dropout", "stochastic_depth")
 

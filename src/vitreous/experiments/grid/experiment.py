@@ -33,6 +33,7 @@ class Cell:
     start: Cell | None = None  # the run starts from the weights of this cell
     data: str | None = None  # the run is trained on this data; None: on the pre-training data
     model: str | None = None  # measure this checkpoint; nothing is trained
+    alone: bool = False  # it measures time: no other cell may run at the same time
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ class Experiment(ABC):
     seeds: ClassVar[Mapping[Scale, int]] = {"tiny": 1, "small": 3, "paper": 3}  # default number of seeds
     time: ClassVar[Mapping[Scale, str]] = {}  # measured time of the whole grid, with the hardware
     needs: ClassVar[Needs] = Needs()
-    alone: ClassVar[bool] = False  # its cells are timed: no other cell may run at the same time
     version: ClassVar[int] = 1  # of the code that makes the cells; results of another version are not reused
 
     @abstractmethod

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OURS, PAPER = COLOURS[0], COLOURS[1]
+MAX_TICKS = 6  # more values on a logarithmic axis would overlap
 
 
 def dot_rows(
@@ -46,28 +47,44 @@ def dot_rows(
     return figure
 
 
-def lines(
-    axis: Any,
-    groups: Mapping[str, Mapping[float, Sequence[float]]],
-    *,
-    xlabel: str,
-    ylabel: str,
-    log: bool = False,
-    legend: bool = True,
-) -> None:
-    """Lines through means: for each group the values of all seeds by x, with a dot per seed."""
-    drawn = []
-    for number, values in enumerate(groups.values()):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        present = {x: each for x, each in sorted(values.items()) if each}
-        means = [statistics.fmean(each) for each in present.values()]
-        drawn += axis.plot(list(present), means, color=colour, marker=marker, markersize=6)
-        for x, each in present.items():
-            if len(each) > 1:
-                axis.plot([x] * len(each), each, marker, color=colour, markersize=3, alpha=0.5)
-    if log:
-        axis.set_xscale("log")
-    axis.set(xlabel=xlabel, ylabel=ylabel)
-    axis.grid(alpha=0.3)
-    if legend and len(groups) > 1:
-        add_legend(axis, drawn, list(groups), frameon=False, fontsize=8)
+Curve = Mapping[float, Sequence[float]]
+"""The values of all seeds by x."""
+
+
+def line_panels(panels: Mapping[str, Mapping[str, Curve]], xlabel: str, *, log: bool = False) -> Figure:
+    """One panel per measure, one line per group through the means over seeds, and a small dot per seed. The titles of
+    the panels are the labels of their y axes."""
+    figure = new_figure(max(5.0, 3.9 * len(panels)), 3.6)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    drawn: dict[str, Any] = {}
+    for axis, (label, groups) in zip(axes, panels.items(), strict=True):
+        for number, (name, values) in enumerate(groups.items()):
+            if line := _draw_curve(axis, values, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]):
+                drawn.setdefault(name, line)
+        if log:
+            axis.set_xscale("log")
+            ticks = sorted({x for values in groups.values() for x in values})
+            if len(ticks) <= MAX_TICKS:
+                axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
+                axis.minorticks_off()
+        axis.set(xlabel=xlabel, ylabel=label)
+        axis.grid(alpha=0.3)
+        axis.margins(0.06)
+    if len(drawn) > 1:
+        add_legend(
+            figure, list(drawn.values()), list(drawn), loc="outside upper center", ncols=len(drawn), frameon=False
+        )
+    return figure
+
+
+def _draw_curve(axis: Any, values: Curve, colour: str, marker: str) -> Any:
+    """Draw one line and return it; None if there are no values."""
+    present = {x: each for x, each in sorted(values.items()) if each}
+    if not present:
+        return None
+    means = [statistics.fmean(each) for each in present.values()]
+    (line,) = axis.plot(list(present), means, color=colour, marker=marker, markersize=6)
+    for x, each in present.items():
+        if len(each) > 1:
+            axis.plot([x] * len(each), each, marker, color=colour, markersize=3, alpha=0.5)
+    return line

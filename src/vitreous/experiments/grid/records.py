@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -74,3 +75,24 @@ class CellRecords:
         """The accuracy that the conclusion is about: few-shot accuracy on unseen classes, else the first measure."""
         names = self.measured_names
         return next((name for name in names if name.endswith("-shot")), names[0] if names else "val")
+
+    @property
+    def percent_columns(self) -> list[str]:
+        return [f"{name} (%)" for name in self.measured_names]
+
+    def best_by(self, value: str, factor: str, **factors: Factor) -> Factor | None:
+        """Return the level of `factor` with the highest mean of a value over seeds. Levels with failed seeds are left
+        out. None: there is no result."""
+        chosen = self.where(**factors)
+        levels = [group[factor] for group in chosen.groups(factor)]
+        complete = [level for level in levels if all(value in cell.values for cell in chosen.where(**{factor: level}))]
+        means = {level: statistics.fmean(chosen.by_seed(value, **{factor: level}).values()) for level in complete}
+        return max(means, key=lambda level: means[level]) if means else None
+
+    def curve(self, value: str, factor: str, **factors: Factor) -> dict[float, list[float]]:
+        """Return the values of all seeds by the level of a numeric factor."""
+        found: dict[float, list[float]] = {}
+        for cell in self.where(**factors):
+            if value in cell.values and factor in cell.factors:
+                found.setdefault(float(cell.factors[factor]), []).append(float(cell.values[value]))
+        return found

@@ -50,14 +50,14 @@ PRETRAINING: dict[Scale, dict[str, Any]] = {
     "tiny": {
         "model": "Ti/16",
         **{"width": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "image_size": 8, "patch_size": 2},
-        **{"duration": "60 steps", "batch_size": 64, "lr": 3e-3, "compile": "no", "device": "cpu"},
+        **{"duration": "30 steps", "batch_size": 64, "lr": 3e-3, "compile": "no"},
         **{"crop": 1.0, "aspect": 1.0, "flip": False},
     },
     # A ViT with the width of Ti and half of its depth, for images of 84 px (mini-ImageNet).
     "small": {
         "model": "Ti/16",
         **{"width": 192, "depth": 6, "heads": 3, "mlp_dim": 768, "image_size": 80, "patch_size": 10},
-        **{"duration": "12 epochs", "batch_size": 256, "lr": 1e-3},
+        **{"duration": "10 epochs", "batch_size": 512, "lr": 1e-3},
         **{"crop": 0.25, "aspect": 4 / 3, "flip": True},
     },
     # B/16 on JFT-300M in the paper (Table 3), or on ImageNet-21k.
@@ -67,6 +67,18 @@ PRETRAINING: dict[Scale, dict[str, Any]] = {
         **{"crop": 0.05, "aspect": 4 / 3, "flip": True},
     },
 }
+FINETUNING: dict[Scale, dict[str, Any]] = {
+    "tiny": {"duration": "30 steps", "batch_size": 64, "lr": 0.1, "compile": "no"},
+    "small": {"duration": "10 epochs", "batch_size": 128, "lr": 0.03},
+    "paper": {"duration": "20000 steps", "batch_size": 512, "lr": 0.03, "warmup": "500 steps"},
+}
+# The CNN baseline: half of the width of a ResNet-26, with the stem for small images.
+RESNET: dict[Scale, dict[str, Any]] = {
+    "tiny": {"model": "BiT-R26x1", "width_factor": 0.5, "stem": "small", "duration": "8 steps", "batch_size": 16},
+    "small": {"model": "BiT-R26x1", "width_factor": 0.5, "stem": "small", "image_size": 40, "duration": "5 epochs"},
+    "paper": {"model": "BiT-R50x1", "image_size": 224, "duration": "7 epochs"},
+}
+VIT_FIELDS = ("width", "depth", "heads", "mlp_dim", "patch_size", "pool", "position", "dropout", "stochastic_depth")
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,24 @@ class Setting:
         own = {"seed": seed, "classes": self.classes}
         reading = {name: value for name, value in vars(self.reading).items() if value != getattr(Reading(), name)}
         return TrainConfig().with_(**{**COMMON, **PRETRAINING[self.scale], **reading, **own, **changes})
+
+    def resnet(self, seed: int = 0, **changes: Any) -> TrainConfig:
+        """Return the settings of pre-training for the CNN baseline."""
+        return self.pretraining(seed, **{**dict.fromkeys(VIT_FIELDS), **RESNET[self.scale], **changes})
+
+    @property
+    def image_size(self) -> int:
+        """The image size of pre-training."""
+        return int(PRETRAINING[self.scale]["image_size"])
+
+    def finetuning(self, seed: int, image_size: int) -> TrainConfig:
+        """Return settings for fine-tuning as in the paper (Table 4): SGD with momentum, a cosine schedule, no weight
+        decay. The initial weights are those of the cell that the run starts from."""
+        own = {"seed": seed, "image_size": image_size, "optimiser": "sgd", "weight_decay": 0.0, "schedule": "cosine"}
+        architecture = ("model", "start", *VIT_FIELDS)
+        common = {name: value for name, value in COMMON.items() if name not in architecture}
+        scale = {name: PRETRAINING[self.scale][name] for name in ("crop", "aspect", "flip")}
+        return TrainConfig().with_(**{**common, **scale, **FINETUNING[self.scale], **own})
 
     def measures(self) -> tuple[CellMeasure, ...]:
         """Return what is measured on every pre-trained model: accuracy on validation images, and few-shot linear

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -142,17 +142,21 @@ def judge(claims: Sequence[Claim], unit: str = "points") -> Verdict:
             "undecided",
             "Nothing can be concluded from one seed: a test needs the variation between seeds (--seeds 3).",
         )
-    answers: list[Answer] = _holm(known)
-    sentences = [_describe_claim(c, answer, unit) for c, answer in zip(known, answers, strict=True)]
-    missing = [
-        f"{claim.text}: no test, since fewer than two seeds have results." for claim in claims if claim not in known
-    ]
+    answers = _holm(known)
+    missing = [claim.text for claim in claims if claim.difference is None]
     answer: Answer = "undecided"
     if "no" in answers:
         answer = "no"
     elif set(answers) == {"yes"} and not missing:
         answer = "yes"
-    return Verdict(answer, " ".join([*sentences, *missing, _describe_test(known)]))
+    sentences = []
+    for kind, said in SAID.items():
+        group = [_describe_claim(c, unit) for c, given in zip(known, answers, strict=True) if given == kind]
+        if group:
+            sentences.append(f"{said}: {'; '.join(group)}.")
+    if missing:
+        sentences.append(f"Not tested, since fewer than two seeds have results: {'; '.join(missing)}.")
+    return Verdict(answer, " ".join([*sentences, _describe_test(known, unit)]))
 
 
 def _holm(claims: Sequence[Claim]) -> list[Answer]:
@@ -182,27 +186,22 @@ def _test_claim(claim: Claim) -> tuple[Answer, float]:
     return ("yes", inside) if inside <= outside else ("no", outside)
 
 
-def _describe_claim(claim: Claim, answer: Answer, unit: str) -> str:
+SAID: dict[Answer, str] = {"yes": "Supported", "no": "Contradicted", "undecided": "Undecided"}
+
+
+def _describe_claim(claim: Claim, unit: str) -> str:
     difference = claim.difference
     assert difference is not None
     low, high = difference.interval()
-    interval = f"95% interval {low:+.1f} to {high:+.1f}"
-    numbers = f"difference {difference.mean:+.1f} {unit}, {interval}, p = {_test_claim(claim)[1]:.2g}"
-    said = {"yes": "supported", "no": "contradicted", "undecided": "undecided"}[answer]
-    margin = "" if claim.margin is None else f" (within ±{claim.margin:g} {unit})"
-    return f"{claim.text}{margin}: {said} ({numbers})."
+    return f"{claim.text} ({difference.mean:+.1f} {unit} [{low:+.1f}, {high:+.1f}], p = {_test_claim(claim)[1]:.2g})"
 
 
-def _describe_test(claims: Sequence[Claim]) -> str:
+def _describe_test(claims: Sequence[Claim], unit: str) -> str:
     seeds = sorted({claim.difference.seeds for claim in claims if claim.difference is not None})
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    equal = any(claim.margin is not None for claim in claims)
-    kinds = "paired t-tests over seeds" + (", for equality two one-sided tests against the margin" if equal else "")
-    holm = f", Holm's correction for {len(claims)} claims" if len(claims) > 1 else ""
-    return f"Test: {kinds}, {count} seeds, level {ALPHA:.0%}{holm}."
-
-
-def best_group(scores: Mapping[str, Mapping[int, float]]) -> str:
-    """Return the name of the group with the highest mean over its seeds."""
-    key: Callable[[str], float] = lambda name: statistics.fmean(scores[name].values())  # noqa: E731
-    return max((name for name in scores if scores[name]), key=key)
+    margins = sorted({claim.margin for claim in claims if claim.margin is not None})
+    equal = ", for equality two one-sided tests against a margin of "
+    equal = equal + " or ".join(f"±{margin:g} {unit}" for margin in margins) if margins else ""
+    holm = f", with Holm's correction for {len(claims)} claims" if len(claims) > 1 else ""
+    tests = f"paired t-tests over {count} seeds{equal}, at a level of {ALPHA:.0%}{holm}"
+    return f"In brackets: mean difference and its 95% interval. Tests: {tests}."

@@ -52,10 +52,13 @@ class Sweep:
         with self.reporter.bar(f"{len(waiting)} cells", progress.total) as advance:
             progress.advance = advance
             try:
+                alone = [key for key in waiting if self.tasks[key].cell.alone]
+                others = [key for key in waiting if key not in alone]
                 if jobs * len(devices) == 1:
-                    self._run_here(waiting, devices[0], progress)
+                    self._run_here(others, devices[0], progress)
                 else:
-                    self._run_in_processes(waiting, [device for _ in range(jobs) for device in devices], progress)
+                    self._run_in_processes(others, [device for _ in range(jobs) for device in devices], progress)
+                self._run_here(alone, devices[0], progress)
             except KeyboardInterrupt as stop:
                 number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
                 done = f"{len(self.records)} of {len(self.tasks)} cells are done"

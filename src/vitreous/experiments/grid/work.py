@@ -28,11 +28,16 @@ def expected_work(cell: Cell, setting: Setting) -> float:
 
 def training_flops(config: TrainConfig, images: int) -> float:
     """Return the FLOPs of a training run with this number of images per epoch, from its own architecture settings."""
+    batch = config.schedule.batch_size or 256
+    steps = durations.run_length(config.schedule.duration or "1 epoch", batch_size=batch, images=images)
+    return steps * batch * 3e9 * model_gflops(config)
+
+
+def model_gflops(config: TrainConfig) -> float:
+    """Return the GFLOPs of a forward pass for one image, of the model that the settings describe."""
     own: dict[str, Any] = {
         name: value
         for name, value in vars(config.architecture).items()
         if value is not None and name not in ("start", "preprocessing", "model")
     }
-    batch = config.schedule.batch_size or 256
-    steps = durations.run_length(config.schedule.duration or "1 epoch", batch_size=batch, images=images)
-    return steps * batch * cost(zoo.config(config.architecture.model or "Ti/16", **own)).training_flops
+    return cost(zoo.config(config.architecture.model or "Ti/16", **own)).flops.total / 1e9

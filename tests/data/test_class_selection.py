@@ -1,4 +1,4 @@
-"""The option `classes`: only some classes of a data set are used."""
+"""The option `only_classes`: only some classes of a data set are used."""
 
 import json
 import pickle
@@ -25,7 +25,7 @@ from vitreous.data.transforms import EvalTransform
 from vitreous.preprocessing import Preprocessing
 
 COUNTS = {"ant": 40, "bee": 50, "cat": 60, "dog": 70}  # image i of class c has the number 1000 c + i
-CHOSEN = Reading(classes=("dog", "bee"))  # not in the order of the data
+CHOSEN = Reading(only_classes=("dog", "bee"))  # not in the order of the data
 NUMBERS = [place * 1000 + i for place, count in enumerate(COUNTS.values()) for i in range(count)]
 
 
@@ -90,7 +90,7 @@ def test_images_of_other_classes_are_left_out(make: Any, tmp_path: Path) -> None
     source = make(tmp_path)
     data = open_data(source, CHOSEN)
     assert data.classes == ("bee", "dog")
-    assert data.notes[-1] == "2 of 4 classes are used (classes)"
+    assert data.notes[-1] == "2 of 4 classes are used (only_classes)"
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 84, "val": 18, "test": 18}
     assert (data.train.array is None) == (make is not npz)
     found = []
@@ -131,8 +131,8 @@ def test_the_same_images_as_in_data_of_these_classes_only(make: Any, tmp_path: P
 @FORMATS
 def test_fingerprints(make: Any, tmp_path: Path) -> None:
     source = make(tmp_path)
-    data, whole, others = (open_data(source, Reading(classes=c)) for c in (("bee", "dog"), (), ("ant", "dog")))
-    everything = open_data(source, Reading(classes=tuple(reversed(COUNTS))))
+    data, whole, others = (open_data(source, Reading(only_classes=c)) for c in (("bee", "dog"), (), ("ant", "dog")))
+    everything = open_data(source, Reading(only_classes=tuple(reversed(COUNTS))))
     assert everything.notes == whole.notes
     assert len({dataset_fingerprint(one) for one in (data, whole, others)}) == 3
     assert dataset_fingerprint(everything) == dataset_fingerprint(whole)
@@ -173,14 +173,14 @@ def test_stored_splits(tmp_path: Path) -> None:
     data = open_data(tmp_path, CHOSEN)
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 120, "val": 7}
     assert data.splits["val"].labels.tolist() == [0] * 2 + [1] * 5
-    assert data.notes == ("2 of 4 classes are used (classes)", "the test split has no image of these classes")
+    assert data.notes == ("2 of 4 classes are used (only_classes)", "the test split has no image of these classes")
 
 
 def test_other_options_apply_to_the_chosen_images(tmp_path: Path) -> None:
     write(tmp_path / "ant" / "large.png", 0, height=60, width=60)
     write(tmp_path / "bee" / "large.png", 1, height=60, width=60)
     classes(tmp_path, {"bee": 4, "cat": 4})
-    found = describe(open_data(tmp_path, Reading(classes=("bee", "cat"), val_fraction=0, max_pixels=1000)))
+    found = describe(open_data(tmp_path, Reading(only_classes=("bee", "cat"), val_fraction=0, max_pixels=1000)))
     assert found.counts == {"train": 9}
     assert ["large.png" in bad.name and "bee" in bad.name for bad in found.unreadable] == [True]
 
@@ -189,43 +189,43 @@ def test_classes_without_images_and_odd_names(tmp_path: Path) -> None:
     labels = np.repeat([0, 2], 10)
     names = ["a b", "\x1b[31mred", "-", "ä"]
     np.savez(tmp_path / "x.npz", images=np.zeros((20, 8, 8), np.uint8), labels=labels, classes=names)
-    data = open_data(tmp_path / "x.npz", Reading(classes=("-", "ä", "a b")))
+    data = open_data(tmp_path / "x.npz", Reading(only_classes=("-", "ä", "a b")))
     assert data.classes == ("a b", "-", "ä")
     assert "no training image of 1 class: 'ä'" in data.notes
     with pytest.raises(VitreousError, match=r"only one class, '-', with 10 images"):
-        open_data(tmp_path / "x.npz", Reading(classes=("-", "ä")))
+        open_data(tmp_path / "x.npz", Reading(only_classes=("-", "ä")))
     with pytest.raises(VitreousError, match=r"no class '\[31mred'; did you mean '\\x1b\[31mred'\?"):
-        open_data(tmp_path / "x.npz", Reading(classes=("-", "[31mred")))
+        open_data(tmp_path / "x.npz", Reading(only_classes=("-", "[31mred")))
 
 
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (("bee", "dgo"), r"pets: classes: the data has no class 'dgo'; did you mean 'dog'\?"),
+        (("bee", "dgo"), r"pets: only_classes: the data has no class 'dgo'; did you mean 'dog'\?"),
         (("xyz", "uvw", "ant"), "the data has no class 'xyz', 'uvw'; the classes are 'ant', 'bee', 'cat', 'dog'"),
         (("bee", "\x1b[2J"), r"no class '\\x1b\[2J'"),
-        (("bee", "dog", "bee"), "classes: given twice: 'bee'"),
+        (("bee", "dog", "bee"), "only_classes: given twice: 'bee'"),
         (("bee",), "only one class, 'bee': classification needs at least two classes"),
-        ("bee", "classes = 'bee': expected a list of names of classes"),
-        ((0, 1), r"classes = \(0, 1\): expected a list of names of classes"),
-        (None, "classes = None: expected"),
+        ("bee", "only_classes = 'bee': expected a list of names of classes"),
+        ((0, 1), r"only_classes = \(0, 1\): expected a list of names of classes"),
+        (None, "only_classes = None: expected"),
     ],
 )
 def test_wrong_classes(chosen: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(VitreousError, match=message):
-        open_data(classes(tmp_path / "pets", dict.fromkeys(COUNTS, 3)), Reading(classes=chosen))
+        open_data(classes(tmp_path / "pets", dict.fromkeys(COUNTS, 3)), Reading(only_classes=chosen))
 
 
 def test_multi_label_data_is_refused(tmp_path: Path) -> None:
     rows = [json.dumps({"file": write(tmp_path / f"{i}.png", i).name, "labels": ["a", "bc"[i % 2]]}) for i in range(9)]
     (tmp_path / "x.jsonl").write_text("\n".join(rows))
-    with pytest.raises(VitreousError, match="images have several labels; classes can be chosen only if each image"):
-        open_data(tmp_path / "x.jsonl", Reading(classes=("a", "b")))
-    assert len(open_data(tmp_path / "x.jsonl", RunReading(classes=("a", "b"))).classes) == 3
+    with pytest.raises(VitreousError, match="only_classes: images have several labels; this option needs"):
+        open_data(tmp_path / "x.jsonl", Reading(only_classes=("a", "b")))
+    assert len(open_data(tmp_path / "x.jsonl", RunReading(only_classes=("a", "b"))).classes) == 3
 
 
 def test_classes_of_a_run_are_not_selected_in_other_data(tmp_path: Path) -> None:
     source = classes(tmp_path / "pets", dict.fromkeys(COUNTS, 3))
-    data = open_data(source, RunReading(classes=("bee", "dog")))
+    data = open_data(source, RunReading(only_classes=("bee", "dog")))
     assert (data.classes, data.notes[-1]) == (("bee", "dog"), "2 of 4 classes are used: those of the run")
-    assert open_data(source, RunReading(classes=("bee", "dog", "elk"))).classes == tuple(COUNTS)
+    assert open_data(source, RunReading(only_classes=("bee", "dog", "elk"))).classes == tuple(COUNTS)

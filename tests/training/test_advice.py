@@ -176,10 +176,10 @@ def test_other_weights_replace_the_options_of_the_model(typed: str) -> None:
 
 def test_check_command_reads_the_same_images() -> None:
     images = data()
-    chosen = {"classes": ("a", "b c"), "class_level": 2, "allow_outside_files": True}
+    chosen = {"only_classes": ("a", "b c"), "class_level": 2, "allow_outside_files": True}
     plan = plan_of(images, label_column="a label", **chosen)
     shown = (
-        "vitreous data '/data/my photos' --label-column 'a label' --classes a 'b c' --class-level 2"
+        "vitreous data '/data/my photos' --label-column 'a label' --only-classes a 'b c' --class-level 2"
         " --allow-outside-files --check"
     )
     assert advice_of(plan, images)[1].command == shown

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitreous.cli.options import DeviceName, MappedDataOptions, OptionalInt, OptionalName, PreprocessingName, Switch
+from vitreous.cli.options import DataOptions, DeviceName, OptionalInt, OptionalName, PreprocessingName, Switch
 from vitreous.cli.output import (
     check_output_paths,
     exit_if_unreadable,
@@ -58,6 +58,8 @@ class CalibrationImageOptions:
     split: OptionalName = None
     """train, val, test or all. Default: the val split (of the data, or held out by the model's run if the data has a
     test split), otherwise the test split, otherwise all images. Training images of the model's run are left out."""
+    classes: Annotated[Path | None, tyro.conf.arg(metavar="MAP.json|MAP.csv", help_behavior_hint="")] = None
+    """Mapping from the classes of the data to those of the model, if their names differ, as in evaluate."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def calibrate_command(  # noqa: PLR0913 (each is a flag)
     json: Switch = False,
     overwrite: Switch = False,
     checkpoint: CheckpointOptions = CheckpointOptions(),
-    data: MappedDataOptions = MappedDataOptions(),  # noqa: B008 (these are frozen)
+    data: DataOptions = DataOptions(),  # noqa: B008 (these are frozen)
     loading: Annotated[LoadingOptions, tyro.conf.arg(name="device")] = LoadingOptions(),
 ) -> None:
     """Calibrate a model: fit a temperature, so that its probabilities agree with its accuracy, and choose thresholds
@@ -115,7 +117,6 @@ def calibrate_command(  # noqa: PLR0913 (each is a flag)
             out,
             **asdict(thresholds),
             **asdict(labels),
-            classes=data.class_map,
             overwrite=overwrite,
             **asdict(checkpoint),
             reading=data.reading(model),

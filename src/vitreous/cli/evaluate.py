@@ -8,8 +8,8 @@ import tyro
 
 from vitreous.cli.options import (
     BatchOptions,
+    DataOptions,
     FeatureOptions,
-    MappedDataOptions,
     ModelOptions,
     OptionalFile,
     OptionalName,
@@ -49,6 +49,9 @@ class LabelOptions:
     real: OptionalFile = None
     """ReaL labels of ImageNet: a JSON file with a list of correct classes for each validation image. Images are matched
     by the number in their file name (ILSVRC2012_val_00000001 is the first)."""
+    classes: Annotated[Path | None, tyro.conf.arg(metavar="MAP.json|MAP.csv")] = None
+    """Mapping from the classes of the data to those of the model, if their names differ: a JSON object, or a CSV with
+    two columns, from the name in the data to the name or index in the model."""
 
 
 def evaluate_command(  # noqa: PLR0913 (each is a flag or a group of flags)
@@ -58,7 +61,7 @@ def evaluate_command(  # noqa: PLR0913 (each is a flag or a group of flags)
     model: ModelOptions,
     size: Annotated[tuple[int, ...], tyro.conf.arg(metavar="PX ...", help_behavior_hint="")] = (),
     csv: OptionalFile = None,
-    data: MappedDataOptions = MappedDataOptions(),  # noqa: B008 (these are frozen)
+    data: DataOptions = DataOptions(),  # noqa: B008 (these are frozen)
     labels: Annotated[LabelOptions, tyro.conf.arg(name="label")] = LabelOptions(),
     features: Annotated[FeatureOptions, tyro.conf.arg(name="feature")] = FeatureOptions(),  # noqa: B008
     batches: Annotated[BatchOptions, tyro.conf.arg(name="device")] = BatchOptions(),  # noqa: B008
@@ -88,7 +91,7 @@ def evaluate_command(  # noqa: PLR0913 (each is a flag or a group of flags)
     options = batches.inference_options(reporter)
     settings = MeasureSettings(tuple(features.shots))
     methods, curves = tuple(features.methods), output.json or output.out is not None
-    request = EvaluationRequest(labels.split, size, methods, settings, labels.real, data.class_map, curves)
+    request = EvaluationRequest(labels.split, size, methods, settings, labels.real, labels.classes, curves)
     opened = open_data(source, data.reading(model.model))
     evaluated = open_model(model.model, options.device, model.heads, model.preprocessing)
     print_notes(reporter, (*evaluated.notes, *opened.notes))

@@ -1,7 +1,7 @@
 """Types of flags and groups of flags that several commands share."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -53,8 +53,8 @@ class DataOptions:
     """Image column of a manifest, Parquet file or Hugging Face data set. Default: detected from the column names."""
     label_column: OptionalName = None
     """Label column of a manifest, Parquet file or Hugging Face data set. Default: detected from the column names."""
-    classes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")] = ()
-    """Use only the images of these classes, by name. Default: those of the run if --model is a run directory and the
+    only_classes: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")] = ()
+    """Use only the images of these classes, by name. Default: those of the run if the model is a run directory and the
     data has them, otherwise all classes."""
     class_level: OptionalInt = None
     """Level of the class folders in a folder, zip or tar of images: 1 for CLASS/1.jpg, 2 for YEAR/CLASS/1.jpg. Default:
@@ -80,30 +80,7 @@ class DataOptions:
 
         given = {name: value for name, value in asdict(self).items() if value not in (None, ())}
         defaults = {} if model is None else run_split_options(model)
-        return (Reading if "classes" in given else RunReading)(**(defaults | given))
-
-
-@dataclass(frozen=True)
-class MappedDataOptions(DataOptions):
-    """Location of images and labels, and splits: the same options as in `vitreous train`."""
-
-    # A single value is never a selection, since classification needs two classes: it can be the name of a file.
-    classes: Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="NAME NAME ...|MAP.json|MAP.csv", help_behavior_hint="")
-    ] = ()
-    """Names: use only the images of these classes. Default: those of the run if the model is a run directory and the
-    data has them, otherwise all classes. A file: mapping from the classes of the data to those of the model, if their
-    names differ: a JSON object, or a CSV with two columns, from the name in the data to the name or index in the
-    model."""
-
-    @property
-    def class_map(self) -> Path | None:
-        """The file with the mapping. None: there is none."""
-        path = Path(self.classes[0]) if len(self.classes) == 1 else None
-        return path if path is not None and (path.suffix.lower() in (".json", ".csv") or path.is_file()) else None
-
-    def reading(self, model: str | None = None) -> "Reading":
-        return DataOptions.reading(replace(self, classes=()) if self.class_map else self, model)
+        return (Reading if "only_classes" in given else RunReading)(**(defaults | given))
 
 
 @dataclass(frozen=True)

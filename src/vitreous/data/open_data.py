@@ -61,7 +61,7 @@ def open_data(
     """
     if reading.max_pixels < 1:
         raise VitreousError(f"max_pixels = {reading.max_pixels}: must be 1 or more")
-    check_class_selection(reading.classes)
+    check_class_selection(reading.only_classes)
     if not isinstance(data, str | os.PathLike):
         return _to_dataset(_checked(_open_object(data, reading, count_items), reading), reading)
     if not isinstance(os.fspath(data), str):

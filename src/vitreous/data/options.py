@@ -67,7 +67,7 @@ class Reading:
     max_pixels: int = 70_000_000
     """Maximum number of pixels of an image; larger images count as unreadable. Decoding takes about 12 bytes per
     pixel."""
-    classes: tuple[str, ...] = ()
+    only_classes: tuple[str, ...] = ()
     """Use only the images of these classes, by name. Default: all classes."""
     class_level: int | None = None
     """Level of the class folders in a folder, zip or tar of images: 1 for CLASS/1.jpg, 2 for YEAR/CLASS/1.jpg. Default:
@@ -76,4 +76,4 @@ class Reading:
 
 @dataclass(frozen=True)
 class RunReading(Reading):
-    """How a run reads its data, to evaluate its model. `classes` has no effect on data that lacks one of them."""
+    """How a run reads its data, to evaluate its model. `only_classes` has no effect on data that lacks one of them."""

@@ -133,8 +133,8 @@ def run_split_options(model: str | os.PathLike[str]) -> dict[str, Any]:
     names = ("val_fraction", "test_fraction", "split_seed")
     config = _read_config(folder)
     options = {name: value for name, value in config.items() if name in names and value is not None}
-    classes = config.get("classes")
-    return {**options, "classes": tuple(classes)} if isinstance(classes, list) and classes else options
+    chosen = config.get("only_classes")
+    return {**options, "only_classes": tuple(chosen)} if isinstance(chosen, list) and chosen else options
 
 
 def describe_selection(model: str | os.PathLike[str]) -> str:

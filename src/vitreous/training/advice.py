@@ -41,7 +41,7 @@ MAX_ADVICE = 2
 SIZE_FLAGS = ("--size", "--image-size")
 ALIASES = {"--size": SIZE_FLAGS}
 CHECK_FIELDS = (
-    *("data_dir", "image_column", "label_column", "classes", "class_level", "allow_outside_files", "max_pixels"),
+    *("data_dir", "image_column", "label_column", "only_classes", "class_level", "allow_outside_files", "max_pixels"),
 )
 BUDGETS = ("1h", "3h", "10h", "30h", "100h")
 

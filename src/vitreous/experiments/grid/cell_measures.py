@@ -103,7 +103,7 @@ class FewShotAccuracy(CellMeasure):
 @lru_cache(maxsize=4)
 def fewshot_images(source: str, classes: tuple[str, ...], shots: int, pool: int) -> TrainTestImages:
     """Return the images to draw shots from, and the test images."""
-    images = train_and_test_images(open_data(source, Reading(classes=classes)))
+    images = train_and_test_images(open_data(source, Reading(only_classes=classes)))
     smallest = int(images.train.labels.bincount(minlength=len(images.classes)).min())
     if smallest < shots:
         raise VitreousError(

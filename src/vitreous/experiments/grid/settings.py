@@ -96,7 +96,7 @@ class Setting:
 
     def pretraining(self, seed: int = 0, **changes: Any) -> TrainConfig:
         """Return the settings of pre-training, with some fields of TrainConfig changed."""
-        own = {"seed": seed, "classes": self.classes}
+        own = {"seed": seed, "only_classes": self.classes}
         reading = {name: value for name, value in vars(self.reading).items() if value != getattr(Reading(), name)}
         return TrainConfig().with_(**{**COMMON, **PRETRAINING[self.scale], **reading, **own, **changes})
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitreous.fast.attention import ClassTokenAttention
 from vitreous.fast.fused_blocks import (
@@ -153,8 +154,9 @@ class FusedTrainingViT:
     def __call__(self, images: Tensor) -> Tensor:
         model, c = self.model, self.model.config
         with torch.autocast(images.device.type, HALF):
-            if not len(images):  # a kernel cannot be launched for an empty batch
-                empty: Tensor = model(images)
+            if not len(images):  # a kernel cannot be launched for an empty batch, and cuDNN attention returns None
+                with sdpa_kernel(SDPBackend.MATH):
+                    empty: Tensor = model(images)
                 return empty
             x = self.embed(images)
             norm = model.norm if self.class_token_block is None else self.class_token_block.norm1

@@ -15,6 +15,7 @@ from vitreous.experiments.grid.statistics import Verdict
 from vitreous.experiments.grid.tables import ResultTable
 from vitreous.experiments.registry import find_experiment
 from vitreous.utils.atomic import atomic_folder, check_output
+from vitreous.utils.console import printable
 from vitreous.utils.figures import literal_text
 from vitreous.utils.json_files import dump_json, read_json
 
@@ -73,12 +74,13 @@ class ExperimentResult:
 
     def markdown(self) -> str:
         """Return the report: conclusion, table, failed cells, how it was measured."""
-        lines = [f"# {self.name}: {self.experiment.title}", "", self.paragraph(), "", self.table.markdown()]
+        title = printable(self.experiment.title)
+        lines = [f"# {self.name}: {title}", "", printable(self.paragraph()), "", self.table.markdown()]
         if self.experiment_has_figure():
-            lines += [f"![{self.experiment.title}]({self.name}.png)", ""]
-        lines += [f"- {sentence}" for sentence in self.measured_on()]
-        lines += [f"- failed: {_title(cell)}: {cell.error}" for cell in self.records.failed]
-        lines += ["", f"Command: `{self.description.get('command', '')}`"]
+            lines += [f"![{title}]({self.name}.png)", ""]
+        lines += [f"- {printable(sentence)}" for sentence in self.measured_on()]
+        lines += [f"- failed: {printable(f'{_title(cell)}: {cell.error}')}" for cell in self.records.failed]
+        lines += ["", f"Command: `{printable(self.description.get('command', ''))}`"]
         return "\n".join(lines) + "\n"
 
     def experiment_has_figure(self) -> bool:
@@ -97,38 +99,35 @@ class ExperimentResult:
         }
 
     @classmethod
-    def read(cls, path: Path) -> ExperimentResult:
-        """Read a result.json. Table, figure and verdict are computed again from its cells."""
+    def read(cls, path: Path, experiment: Experiment | None = None) -> ExperimentResult:
+        """Read a result.json. Table, figure and verdict are computed again from its cells.
+
+        `experiment`: the one that wrote it; None: it is part of this package, and found by the name in the file.
+        """
         try:
             values = read_json(path)
         except VitreousError as error:
-            raise VitreousError(f"{path.parent}/{error}") from error
+            folder = "" if path.parent == Path() else f"{path.parent}/"
+            raise VitreousError(f"{folder}{error}") from error
         if values.get("format") != FORMAT:
             raise VitreousError(f"{path} is not the result of an experiment (`vitreous reproduce` writes result.json)")
         try:
-            cells = tuple(CellRecord(**cell) for cell in values["cells"])
+            cells = tuple(CellRecord.from_json(cell) for cell in values["cells"])
             records = CellRecords(str(values["scale"]), cells)
             name, description = str(values["experiment"]), dict(values["description"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise VitreousError(f"{path} is damaged ({error})") from error
-        return cls(name, find_experiment(name), records, description)
-
-    @staticmethod
-    def files(folder: Path) -> tuple[str, ...]:
-        """The names of files that an earlier result may have left in a folder."""
-        figures = [path.name for path in folder.glob("*.png")] + [path.name for path in folder.glob("*.svg")]
-        return ("result.json", "report.md", "table.md", "table.csv", *figures)
-
-    @classmethod
-    def check_folder(cls, folder: Path, overwrite: bool) -> None:
-        check_output(folder, overwrite, cls.files)
+        try:
+            return cls(name, experiment or find_experiment(name), records, description)
+        except VitreousError as error:
+            raise VitreousError(f"{path}: {error}; for an experiment of your own, give its FILE.py:NAME too") from error
 
     def write(self, folder: Path, overwrite: bool) -> None:
         """Write result.json, table.md, table.csv, report.md and the figure as PNG and SVG."""
-        with atomic_folder(folder, overwrite, self.files) as new:
+        with atomic_folder(folder, overwrite, lambda _: output_files(self.name)) as new:
             dump_json(new / "result.json", self.to_json())
             (new / "table.md").write_text(self.table.markdown(), encoding="utf-8")
-            (new / "table.csv").write_text(self.table.csv(), encoding="utf-8")
+            (new / "table.csv").write_text(self.table.csv(), encoding="utf-8", errors="replace")
             (new / "report.md").write_text(self.markdown(), encoding="utf-8")
             self.draw(new)
 
@@ -140,6 +139,16 @@ class ExperimentResult:
             return []
         add_caption(figure, [" ".join(self.measured_on())])
         return save_figure(figure, folder, self.name)
+
+
+def output_files(name: str) -> tuple[str, ...]:
+    """The names of the files that the result of an experiment consists of."""
+    return ("result.json", "report.md", "table.md", "table.csv", f"{name}.png", f"{name}.svg")
+
+
+def check_folder(name: str, folder: Path, overwrite: bool) -> None:
+    """Raise an error if the result of this experiment may not be written to a folder."""
+    check_output(folder, overwrite, lambda _: output_files(name))
 
 
 def _cell_json(cell: CellRecord) -> dict[str, Any]:

@@ -17,13 +17,13 @@ import torch
 from vitreous.data.dataset import DataSet
 from vitreous.data.fingerprint import dataset_fingerprint
 from vitreous.data.open_data import absolute_data_path, open_data
-from vitreous.errors import VitreousError, brief
+from vitreous.errors import VitreousError, brief, one_line
 from vitreous.evaluation.evaluated_model import open_model
-from vitreous.experiments.experiment_result import ExperimentResult
+from vitreous.experiments.experiment_result import ExperimentResult, check_folder
 from vitreous.experiments.grid.cell_runs import CellTask, cell_key
 from vitreous.experiments.grid.experiment import Cell, CellRecord, Experiment
 from vitreous.experiments.grid.records import CellRecords
-from vitreous.experiments.grid.settings import Setting, make_setting
+from vitreous.experiments.grid.settings import Setting, make_setting, source_title
 from vitreous.experiments.grid.sweep import Sweep
 from vitreous.experiments.grid.work import expected_work
 from vitreous.experiments.options import ReproduceOptions
@@ -73,15 +73,24 @@ def reproduce(name: str, *, quiet: bool = False, **fields: Any) -> ExperimentRes
 
 
 def redraw(path: Path, out: Path, overwrite: bool, names: Sequence[str] = ()) -> ExperimentResult:
-    """Write table, figure and verdict again from a result.json. Nothing is trained."""
+    """Write table, figure and verdict again from a result.json. Nothing is trained.
+
+    `names`: the name of its experiment, which is necessary only for an import path.
+    """
     require_matplotlib()
-    result = ExperimentResult.read(path)
-    if names and tuple(names) != (result.name,):
+    result = ExperimentResult.read(path, find_experiment(names[0]) if len(names) == 1 else None)
+    if names and tuple(map(short_name, names)) != (result.name,):
         raise VitreousError(f"{path} is the result of {result.name}, not of {' '.join(names)}")
     folder = out / f"{result.name}-{result.records.scale}"
     if folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
         raise VitreousError(f"{path} is in the folder that would be replaced: give another --out")
-    result.write(folder, overwrite)
+    try:
+        result.write(folder, overwrite)
+    except VitreousError:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise VitreousError(f"{path} is damaged, or another version of {result.name} wrote it ({reason})") from error
     return replace(result, folder=folder)
 
 
@@ -101,6 +110,11 @@ def _check_options(options: ReproduceOptions) -> ReproduceOptions:
     check_count("jobs", options.jobs)
     if options.seeds is not None:
         check_count("seeds", options.seeds)
+    titles = ["unseen", *map(source_title, options.transfer)]
+    if same := [title for title in dict.fromkeys(titles) if titles.count(title) > 1]:
+        raise VitreousError(
+            f"transfer: {same[0]!r} names more than one data set in the table: give data sets with different names"
+        )
     transfer = tuple(absolute_data_path(source) for source in options.transfer)
     data = None if options.data is None else absolute_data_path(options.data)
     return replace(options, data=data, transfer=transfer)
@@ -126,8 +140,8 @@ def reproduce_all(
 
 def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperiment]:
     """Make the cells of all experiments. Every error that can be found before training is raised here."""
-    if len(set(names)) < len(names):
-        raise VitreousError("an experiment is given twice")
+    if len(set(map(short_name, names))) < len(names):
+        raise VitreousError("an experiment is given twice, or two have the same name: run them one after the other")
     experiments = {name: find_experiment(name) for name in names}
     for name, experiment in experiments.items():
         _check_needs(name, experiment, options)
@@ -153,12 +167,23 @@ def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperi
             options.model if experiment.needs.model else None,
         )
         cells = tuple(experiment.cells(setting))
+        _add_fingerprints(fingerprints, cells)
         keys = tuple(cell_key(cell, source, fingerprints, experiment.version, hardware) for cell in cells)
         folder = Path(options.out) / f"{short_name(name)}-{options.scale}"
         plan = PlannedExperiment(short_name(name), experiment, setting, cells, keys, folder)
         _check_folder(plan, options)
         planned.append(plan)
     return planned
+
+
+def _add_fingerprints(fingerprints: dict[str, str], cells: Sequence[Cell]) -> None:
+    """Add the fingerprints of data and checkpoints that the cells name themselves."""
+    for cell in cells:
+        for source in filter(None, (cell.data, *(source for one in cell.measures for source in one.sources))):
+            if source not in fingerprints:
+                fingerprints[source] = dataset_fingerprint(open_data(source))
+        if cell.model is not None and cell.model not in fingerprints:
+            fingerprints[cell.model] = open_model(cell.model).digest
 
 
 def _pretraining_data(experiment: Experiment, options: ReproduceOptions) -> str:
@@ -198,11 +223,12 @@ def _check_needs(name: str, experiment: Experiment, options: ReproduceOptions) -
 
 def _check_folder(plan: PlannedExperiment, options: ReproduceOptions) -> None:
     """Raise an error if the output folder holds something else than the output of the same grid."""
-    if options.overwrite or not (plan.folder / "result.json").is_file():
-        ExperimentResult.check_folder(plan.folder, options.overwrite)
+    continued = not options.overwrite and (plan.folder / "result.json").is_file()
+    check_folder(plan.name, plan.folder, options.overwrite or continued)
+    if not continued:
         return
-    earlier = ExperimentResult.read(plan.folder / "result.json")
-    if {cell.key for cell in earlier.records} != set(plan.keys):
+    earlier = ExperimentResult.read(plan.folder / "result.json", plan.experiment)
+    if not {cell.key for cell in earlier.records} <= set(plan.keys):  # more seeds are no other settings
         raise VitreousError(
             f"{plan.folder} holds the result of other settings or data: give another --out, or replace it with"
             " --overwrite"

@@ -46,8 +46,8 @@ class ResolutionExperiment(Experiment):
             for group in tuned.groups("factor", "px")
         )
         before = records.where(stage="pre-training")
-        values = (f"{name} {before.summary(name)}%" for name in before.measured_names)
-        note = f"The pre-trained model: {', '.join(values)}. Fine-tuned accuracy is that of the last weights."
+        values = ", ".join(f"{name} {before.summary(name)}%" for name in before.measured_names)
+        note = f"The pre-trained model: {values or 'no results'}. Fine-tuned accuracy is that of the last weights."
         return ResultTable(("resolution", "px", "fine-tuned accuracy (%)"), rows, (note,))
 
     def verdict(self, records: CellRecords) -> Verdict:

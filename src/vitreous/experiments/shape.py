@@ -83,7 +83,8 @@ class ShapeExperiment(Experiment):
         )
         slopes = {name: slope_by_seed(records, name) for name in dimensions(records)}
         texts = [f"{name} {sum(each.values()) / len(each):+.1f}" for name, each in slopes.items() if each]
-        note = f"Points of {records.main_measure} accuracy per doubling of FLOPs, mean over seeds: {', '.join(texts)}."
+        gains = ", ".join(texts) or "no results"
+        note = f"Points of {records.main_measure} accuracy per doubling of FLOPs, mean over seeds: {gains}."
         return ResultTable(("dimension", "change", "GFLOPs per image", *records.percent_columns), rows, (note,))
 
     def verdict(self, records: CellRecords) -> Verdict:

@@ -20,6 +20,7 @@ from vitreous.experiments.grid.cell_measures import TrainedCell
 from vitreous.experiments.grid.experiment import Cell, CellRecord
 from vitreous.training.config import TrainConfig
 from vitreous.training.outcome import Outcome
+from vitreous.training.run_directory import RunDirectory
 from vitreous.training.train import resume, train
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.device import pick_device
@@ -27,7 +28,8 @@ from vitreous.utils.json_files import dump_json, read_json
 
 # Settings that do not change what is trained: they are not part of a key.
 NOT_IN_KEY = ("out", "device", "workers", "save_minutes", "tensorboard", "wandb", "compare_with", "profile")
-MAX_SLUG = 60
+MAX_SLUG, KEY_LETTERS = 60, 10  # of the names of run directories
+ORPHAN_SECONDS = 5.0  # that processes of a killed sweep get to end
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class CellTask:
         """The name of the run directory: experiment, factors and seed, readable, and the key."""
         factors = "-".join(str(value) for value in self.cell.factors.values())
         text = re.sub(r"[^\w.+]+", "-", f"{self.experiment}-{factors}-seed{self.cell.seed}").strip("-")
-        return f"{text[:MAX_SLUG].rstrip('-')}-{self.key[:10]}"
+        return f"{text[:MAX_SLUG].rstrip('-')}-{self.key[:KEY_LETTERS]}"
 
     @property
     def title(self) -> str:
@@ -94,15 +96,16 @@ def _given_settings(config: TrainConfig | None) -> dict[str, Any]:
 
 
 def stored_record(task: CellTask) -> CellRecord | None:
-    """Return the stored result of a cell. None: there is none, or it cannot be read."""
-    if not task.record_path.is_file():
-        return None
-    try:
-        values = read_json(task.record_path)
-        record = CellRecord(**values)
-    except (VitreousError, TypeError):
-        return None
-    return record if record.key == task.key and not record.error else None
+    """Return the stored result of a cell, which another experiment may have run. None: there is none, or it cannot be
+    read."""
+    for path in sorted(task.folder.glob(f"*-{task.key[:KEY_LETTERS]}.json")):
+        try:
+            record = CellRecord.from_json(read_json(path))
+        except (VitreousError, TypeError):
+            continue
+        if record.key == task.key and not record.error:
+            return record
+    return None
 
 
 def run_cell(task: CellTask) -> CellRecord:
@@ -137,8 +140,17 @@ def _trained(task: CellTask) -> Outcome:
     if task.start_weights is not None:
         config = config.with_(start=str(task.start_weights))
     if (task.run / "config.json").is_file():
-        return resume(task.run, quiet=True)
+        _wait_until_unlocked(RunDirectory(task.run))
+        # The data may have moved, and the run may continue on another GPU.
+        return resume(task.run, data=task.cell.data or task.data, device=task.device, quiet=True)
     return train(task.cell.data or task.data, config.with_(out=str(task.run), device=task.device), quiet=True)
+
+
+def _wait_until_unlocked(directory: RunDirectory) -> None:
+    """Processes of a sweep that was killed end a moment later: see `end_with_parent`."""
+    deadline = time.monotonic() + ORPHAN_SECONDS
+    while directory.is_locked() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _measured(task: CellTask, outcome: Outcome | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from vitreous.errors import brief
 from vitreous.experiments.grid.statistics import Verdict
 from vitreous.training.config import TrainConfig
 
@@ -88,3 +89,21 @@ class CellRecord:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the training run, those that were given
     notes: Sequence[str] = ()  # how the weights were selected, and warnings
     key: str = ""  # hash of everything the values depend on
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> CellRecord:
+        """Return a stored record. A TypeError or ValueError says what is wrong with it."""
+        record = cls(**values)
+        for name, value in vars(record).items():
+            if not isinstance(value, FIELD_TYPES[name]) or isinstance(value, bool):
+                raise TypeError(f"{name} = {brief(value)}")
+        if odd := [value for value in record.factors.values() if not isinstance(value, str | int | float)]:
+            raise TypeError(f"factors: {brief(odd[0])}")
+        return record
+
+
+FIELD_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("factors", "values", "settings"), dict),
+    **dict.fromkeys(("error", "run", "key"), str),
+    **{"seed": int, "seconds": (int, float), "notes": (list, tuple)},
+}

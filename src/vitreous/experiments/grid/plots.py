@@ -54,6 +54,7 @@ Curve = Mapping[float, Sequence[float]]
 def line_panels(panels: Mapping[str, Mapping[str, Curve]], xlabel: str, *, log: bool = False) -> Figure:
     """One panel per measure, one line per group through the means over seeds, and a small dot per seed. The titles of
     the panels are the labels of their y axes."""
+    panels = panels or {"no results": {}}  # all cells failed
     figure = new_figure(max(5.0, 3.9 * len(panels)), 3.6)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     drawn: dict[str, Any] = {}

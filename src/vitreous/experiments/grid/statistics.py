@@ -109,8 +109,12 @@ class PairedDifference:
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> PairedDifference | None:
-    """Return a - b over the seeds of both. None with fewer than two seeds: a test needs their variation."""
+    """Return a - b over the seeds of both, without NaN and infinite values.
+
+    None with fewer than two seeds: a test needs their variation.
+    """
     differences = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+    differences = [difference for difference in differences if math.isfinite(difference)]
     if len(differences) < 2:
         return None
     return PairedDifference(statistics.fmean(differences), statistics.stdev(differences), len(differences))
@@ -140,7 +144,8 @@ def judge(claims: Sequence[Claim], unit: str = "points") -> Verdict:
     if not known:
         return Verdict(
             "undecided",
-            "Nothing can be concluded from one seed: a test needs the variation between seeds (--seeds 3).",
+            "Nothing can be concluded: fewer than two seeds have results, and a test needs the variation between seeds"
+            " (--seeds 3).",
         )
     answers = _holm(known)
     missing = [claim.text for claim in claims if claim.difference is None]

@@ -7,9 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.resource_tracker import ensure_running as start_resource_tracker
+from types import FrameType
 
 import torch
 
@@ -20,6 +23,7 @@ from vitreous.experiments.grid.experiment import CellRecord
 from vitreous.training.signals import Stopped, StopSignals
 from vitreous.utils.import_path import import_object
 from vitreous.utils.progress import ProgressReporter
+from vitreous.utils.system_calls import STOP_SIGNALS, blocked_signals, unblock_signals
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 60.0  # that processes get to save their state after a signal
@@ -61,7 +65,8 @@ class Sweep:
                 self._run_here(alone, devices[0], progress)
             except KeyboardInterrupt as stop:
                 number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
-                done = f"{len(self.records)} of {len(self.tasks)} cells are done"
+                finished = [record for record in self.records.values() if not record.error]
+                done = f"{len(finished)} of {len(self.tasks)} cells are done"
                 message = f"stopped: {done}, the others are saved; to continue, give the same command again"
                 raise Stopped(message, number) from None
         return self.records
@@ -75,7 +80,7 @@ class Sweep:
         if before.error:
             reason = f"the run that it starts from has failed: {before.error}"
             return CellRecord(dict(task.cell.factors), task.cell.seed, {}, reason, key=key)
-        return replace(task, device=device, start_weights=self.tasks[start].run / "last.safetensors")
+        return replace(task, device=device, start_weights=task.folder / before.run / "last.safetensors")
 
     def is_ready(self, key: str) -> bool:
         return self.starts.get(key) is None or self.starts[key] in self.records
@@ -87,15 +92,16 @@ class Sweep:
 
     def _run_here(self, waiting: list[str], device: str, progress: CellProgress) -> None:
         queue = list(waiting)
-        while queue:
-            key = next(key for key in queue if self.is_ready(key))
-            queue.remove(key)
-            task = self.prepared(key, device)
-            progress.start(key)
-            self.finish(key, task if isinstance(task, CellRecord) else run_cell(task))
-            progress.end(key)
-            if device != "cpu" and torch.cuda.is_available():
-                torch.cuda.empty_cache()
+        with RaisedSignals():
+            while queue:
+                key = next(key for key in queue if self.is_ready(key))
+                queue.remove(key)
+                task = self.prepared(key, device)
+                progress.start(key)
+                self.finish(key, task if isinstance(task, CellRecord) else run_cell(task))
+                progress.end(key)
+                if device != "cpu" and torch.cuda.is_available():
+                    torch.cuda.empty_cache()
 
     def _run_in_processes(self, waiting: list[str], devices: Sequence[str], progress: CellProgress) -> None:
         queue = sorted(waiting, key=lambda key: -self.work[key])  # long cells first: the processes end together
@@ -108,12 +114,13 @@ class Sweep:
                         if worker.key is None and (key := next(filter(self.is_ready, queue), None)) is not None:
                             queue.remove(key)
                             self._give(worker, key, progress)
-                    for worker in self._finished(workers):
+                    finished = self._finished(workers)
+                    if signals.received is not None:  # Ctrl-C has ended the other processes, too: nothing has failed
+                        raise Stopped("", signals.received)
+                    for worker in finished:
                         key, record = worker.collect(self.tasks)
                         self.finish(key, record)
                         progress.end(key)
-                    if signals.received is not None:
-                        raise Stopped("", signals.received)
         finally:
             for worker in workers:
                 worker.stop()
@@ -135,6 +142,13 @@ class Sweep:
         busy = [worker for worker in workers if worker.key is not None and worker.connection is not None]
         ready = wait([worker.connection for worker in busy if worker.connection], POLL_SECONDS) if busy else []
         return [worker for worker in busy if worker.connection in ready]
+
+
+class RaisedSignals(StopSignals):
+    """Inside this context a signal stops at once. Training has its own context, and saves its state first."""
+
+    def _store(self, number: int, frame: FrameType | None) -> None:
+        raise Stopped("", number)
 
 
 class CellProgress:
@@ -191,11 +205,14 @@ class CellWorker:
             self.connection, theirs = context.Pipe()
             arguments = (theirs, self.threads, self.imports)
             self.process = context.Process(target=serve_cells, args=arguments, daemon=False)
-            self.process.start()
+            start_resource_tracker()  # it would unblock signals
+            with blocked_signals(STOP_SIGNALS):  # until the process has its own handlers: no traceback after Ctrl-C
+                self.process.start()
             theirs.close()
         assert self.connection is not None
         self.key = key
-        self.connection.send(task)
+        with suppress(BrokenPipeError):  # it was killed while it was idle: `collect` returns that
+            self.connection.send(task)
 
     def collect(self, tasks: Mapping[str, CellTask]) -> tuple[str, CellRecord]:
         """Return the result of the cell. Call it when the connection is ready."""
@@ -236,8 +253,9 @@ def serve_cells(connection: Connection, threads: int, imports: Sequence[str]) ->
     """The main function of a process: receive cells, run them and send back their results."""
     end_with_parent()
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    torch.set_num_threads(threads)
+    torch.set_num_threads(min(threads, torch.get_num_threads()))  # OMP_NUM_THREADS may be lower
     try:
+        unblock_signals(STOP_SIGNALS)
         for path in imports:
             import_object(path)
         while True:

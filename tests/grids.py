@@ -75,4 +75,4 @@ class WidthGrid(Experiment):
 
 
 SMALL = WidthGrid()
-LONG = WidthGrid(80, save_minutes=0.001)
+LONG = WidthGrid(60, save_minutes=0.001)

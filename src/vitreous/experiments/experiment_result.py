@@ -61,7 +61,8 @@ class ExperimentResult:
         if about.get("transfer"):
             sentences.append(f"Other data: {', '.join(about['transfer'])}.")
         seeds = self.records.seeds
-        sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}; last weights of every run.")
+        weights = "; last weights of every run" if any(cell.run for cell in self.records) else ""
+        sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}{weights}.")
         hardware = machine.get("gpu") or machine.get("cpu", "")
         sentences.append(
             f"{about.get('date', '')}, {hardware}, torch {machine.get('torch', '?')}, vitreous"

@@ -95,13 +95,13 @@ class InferenceSpeed(CellMeasure):
             if fast.path.startswith("plain"):
                 del timed[SPEED]
             for name, run in timed.items():
-                values |= _best_speed(name, run, batches, model.config.channels, size, dtype, cell.device)
+                values |= best_speed(name, run, batches, model.config.channels, size, dtype, cell.device)
             if SPEED not in values:
                 values |= {SPEED + end: values[PLAIN_SPEED + end] for end in ("", ": batch", ": spread (%)")}
         return values
 
 
-def _best_speed(
+def best_speed(
     name: str,
     run: Callable[[torch.Tensor], object],
     batches: tuple[int, int],
@@ -226,13 +226,12 @@ class SpeedExperiment(Experiment):
     )
     seeds = {"tiny": 1, "small": 1, "paper": 1}  # noqa: RUF012 (as in the base class)
     needs = Needs(pretraining=False)
-    alone = True
     time = {"tiny": "7 s on 2 CPU cores"}  # noqa: RUF012 (as in the base class)
 
     def cells(self, setting: Setting) -> list[Cell]:
         """Every seed is another measurement of the same model."""
         return [
-            Cell({"model": model, "px": px}, (InferenceSpeed(model, px), LargestBatch(model, px)), seed)
+            Cell({"model": model, "px": px}, (InferenceSpeed(model, px), LargestBatch(model, px)), seed, alone=True)
             for model in MODELS[setting.scale]
             for px in SIZES[setting.scale]
             for seed in range(setting.seeds)

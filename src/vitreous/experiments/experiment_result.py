@@ -57,11 +57,16 @@ class ExperimentResult:
             unseen = (
                 f"; {len(about['unseen'])} other classes for few-shot classification" if about.get("unseen") else ""
             )
-            sentences.append(f"Pre-training data: {about['data']}{classes}{unseen}.")
+            use = "Images" if about.get("model") else "Pre-training data"
+            sentences.append(f"{use}: {about['data']}{classes}{unseen}.")
         if about.get("transfer"):
             sentences.append(f"Other data: {', '.join(about['transfer'])}.")
         seeds = self.records.seeds
-        sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}; last weights of every run.")
+        if about.get("model"):
+            sentences.insert(0, f"Model: {about['model']}.")
+        else:
+            runs = f"{seeds} seed{'s' * (seeds != 1)}; last weights of every run"
+            sentences.append(f"Scale {self.records.scale}, {runs}.")
         hardware = machine.get("gpu") or machine.get("cpu", "")
         sentences.append(
             f"{about.get('date', '')}, {hardware}, torch {machine.get('torch', '?')}, vitreous"

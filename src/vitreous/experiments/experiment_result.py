@@ -65,8 +65,8 @@ class ExperimentResult:
         if about.get("model"):
             sentences.insert(0, f"Model: {about['model']}.")
         else:
-            runs = f"{seeds} seed{'s' * (seeds != 1)}; last weights of every run"
-            sentences.append(f"Scale {self.records.scale}, {runs}.")
+            weights = "; last weights of every run" if any(cell.run for cell in self.records) else ""
+            sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}{weights}.")
         hardware = machine.get("gpu") or machine.get("cpu", "")
         sentences.append(
             f"{about.get('date', '')}, {hardware}, torch {machine.get('torch', '?')}, vitreous"

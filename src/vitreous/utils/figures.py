@@ -92,4 +92,6 @@ def _number_clip_paths(svg: bytes) -> bytes:
     one layout to the next; the coordinates in the file are rounded."""
     names = dict.fromkeys(re.findall(rb'<clipPath id="(\w+)"', svg))
     numbers = {name: b"clip%d" % number for number, name in enumerate(names)}
-    return re.sub(rb'(?<=<clipPath id=")\w+|(?<=clip-path="url\(#)\w+', lambda found: numbers.get(found[0], found[0]), svg)
+    return re.sub(
+        rb'(?<=<clipPath id=")\w+|(?<=clip-path="url\(#)\w+', lambda found: numbers.get(found[0], found[0]), svg
+    )

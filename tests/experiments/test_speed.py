@@ -48,8 +48,8 @@ def made_up(**factors: float) -> CellRecords:
 
 def test_the_grid() -> None:
     experiment = speed.EXPERIMENT
-    assert all(cell.alone for cell in cells)
     cells = experiment.cells(Setting("small", ""))
+    assert all(cell.alone for cell in cells)
     assert len(cells) == 8 * 5
     assert {cell.config for cell in cells} == {None}
     assert {seed.seed for seed in experiment.cells(Setting("tiny", "", seeds=2))} == {0, 1}

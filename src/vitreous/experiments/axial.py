@@ -65,7 +65,9 @@ class AxialExperiment(Experiment):
         for attention, blocks in (("full", depth), ("axial", depth), ("axial", 2 * depth)):
             factors = {"attention": attention, "depth": blocks}
             for seed in range(setting.seeds):
-                config = setting.pretraining(seed, attention=attention, depth=blocks)
+                # "full" is the default: the first model is then the same run as in other experiments.
+                own = {} if attention == "full" else {"attention": attention}
+                config = setting.pretraining(seed, depth=blocks, **own)
                 gflops = float(f"{model_gflops(config):.4g}")
                 cells.append(Cell({**factors, "cell": ACCURACY, "GFLOPs": gflops}, setting.measures(), seed, config))
             speed = AttentionSpeed(setting.scale, attention, blocks)

@@ -98,6 +98,19 @@ def test_hybrid(tmp_path: Path) -> None:
     assert len(values_of(result)["rollout"]["images"]) == 6
 
 
+def test_one_image_of_each_class(tmp_path: Path) -> None:
+    """No split is held out for a given model, so such data can be used. Its content is part of the key."""
+    model, keys = saved_model(tmp_path / "given.safetensors"), set()
+    for shade in (0, 1):
+        pixels = np.random.default_rng(shade).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+        np.savez(tmp_path / "one.npz", x_train=pixels, y_train=np.arange(8))
+        arguments = {"model": model, "data": tmp_path / "one.npz", "scale": "small", "overwrite": True}
+        result = reproduce("figure6", **arguments, out=tmp_path / "out", device="cpu", quiet=True)
+        assert [image["class"] for image in values_of(result)["rollout"]["images"]] == list("012345")
+        keys.add(result.records.cells[0].key)
+    assert len(keys) == 2
+
+
 def test_images_are_needed_for_a_given_model(tmp_path: Path) -> None:
     model = saved_model(tmp_path / "given.safetensors")
     with pytest.raises(VitreousError, match=r"needs images to show to the model: give some with --data"):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vitreous.experiments.grid.records import CellRecords
     from vitreous.experiments.grid.settings import Setting
 
+IMAGES = 128  # at most
 LEVEL = ALPHA / 3  # Bonferroni's correction: three permutation tests
 LOWEST = 4  # the lowest layers are the first of 4 parts of the depth
 MOST = 0.75  # of the distance of uniform attention: a head with this distance attends to most of the image
@@ -56,10 +57,11 @@ class InspectionFigure(Experiment):
         " of the image already in the lowest layers; attention distance increases with depth."
     )
     seeds = ONE_SEED
+    time = {"tiny": "7 s on 2 CPU cores"}  # noqa: RUF012 (as in the base class)
     needs = Needs(pretraining=True, model=True)
 
     def cells(self, setting: Setting) -> list[Cell]:
-        distances = HeadDistances(setting.data, setting.classes)
+        distances = HeadDistances.of(setting, IMAGES)
         return [inspected_cell(setting, [FilterComponents(), PositionMaps(), distances])]
 
     def table(self, records: CellRecords) -> ResultTable:

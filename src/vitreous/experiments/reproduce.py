@@ -17,6 +17,7 @@ import torch
 from vitreous.data.dataset import DataSet
 from vitreous.data.fingerprint import dataset_fingerprint
 from vitreous.data.open_data import absolute_data_path, open_data
+from vitreous.data.options import Reading
 from vitreous.errors import VitreousError, brief
 from vitreous.evaluation.evaluated_model import display_name, open_model
 from vitreous.experiments.experiment_result import ExperimentResult
@@ -133,8 +134,9 @@ def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperi
         _check_needs(name, experiment, options)
     opened: dict[str, DataSet] = {}
     needed = [_pretraining_data(experiment, options) for experiment in experiments.values()]
+    reading = Reading() if options.model is None else Reading(val_fraction=0.0)  # nothing is trained
     for source in dict.fromkeys([*filter(None, needed), *options.transfer]):
-        opened[source] = open_data(source)
+        opened[source] = open_data(source, reading)
     fingerprints = {source: dataset_fingerprint(data) for source, data in opened.items()}
     if options.model is not None:
         fingerprints[options.model] = open_model(options.model).digest

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous.data.dataset import Source
+from vitreous.data.dataset import DataSet, Source
 from vitreous.data.open_data import open_data
 from vitreous.data.options import Reading
 from vitreous.errors import SystemFaultError, VitreousError
@@ -56,10 +56,9 @@ class PreparedImage:
     pixels: Tensor  # (channels, height, width) in 0..255, resized for the model
 
 
-def images_to_inspect(source: str, classes: tuple[str, ...], count: int, opened: EvaluatedModel) -> list[PreparedImage]:
+def images_to_inspect(data: DataSet, count: int, opened: EvaluatedModel) -> list[PreparedImage]:
     """Return images of the test split, or of the validation split if there is none: the first of every class, then the
     second, and so on. Images that cannot be read are left out."""
-    data = open_data(source, Reading(only_classes=classes))
     split = data.test or data.val or data.train
     preprocessing = opened.preprocessing()
 
@@ -102,21 +101,36 @@ def model_input(opened: EvaluatedModel, images: list[PreparedImage]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RolloutMaps(CellMeasure):
-    """Attention rollout from the class token to the patches of a few images. Without a class token: from the pooled
-    representation."""
+class ImageMeasure(CellMeasure):
+    """A measure on a few images."""
 
     source: str
-    classes: tuple[str, ...] = ()
-    images: int = 6
+    classes: tuple[str, ...] = ()  # (): all
+    hold_out: bool = True  # of data with training images only, the images held out from training; otherwise all images
+    count: int = 6
 
     @property
     def sources(self) -> tuple[str, ...]:
         return (self.source,)
 
+    @classmethod
+    def of(cls, setting: Setting, count: int) -> Self:
+        """Return the measure for the model of `inspected_cell`. What a given model was trained on is not known."""
+        return cls(setting.data, setting.classes, setting.model is None, count)
+
+    def choose(self, opened: EvaluatedModel) -> list[PreparedImage]:
+        reading = Reading(val_fraction=None if self.hold_out else 0.0, only_classes=self.classes)
+        return images_to_inspect(open_data(self.source, reading), self.count, opened)
+
+
+@dataclass(frozen=True)
+class RolloutMaps(ImageMeasure):
+    """Attention rollout from the class token to the patches of a few images. Without a class token: from the pooled
+    representation."""
+
     def measure(self, cell: TrainedCell) -> dict[str, Any]:
         model: Any = require_vit(cell.opened.model, "rollout")
-        images = images_to_inspect(self.source, self.classes, self.images, cell.opened)
+        images = self.choose(cell.opened)
         found = rollout(model, model_input(cell.opened, images))
         token = "class" if "class" in found.names else None
         maps = found.seen_from(token).cpu().numpy()
@@ -137,20 +151,12 @@ class RolloutMaps(CellMeasure):
 
 
 @dataclass(frozen=True)
-class HeadDistances(CellMeasure):
+class HeadDistances(ImageMeasure):
     """Mean attention distance of every head, and its correlation with depth."""
-
-    source: str
-    classes: tuple[str, ...] = ()
-    images: int = 128
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
 
     def measure(self, cell: TrainedCell) -> dict[str, Any]:
         require_vit(cell.opened.model, "attention_distance")
-        images = images_to_inspect(self.source, self.classes, self.images, cell.opened)
+        images = self.choose(cell.opened)
         batches = (model_input(cell.opened, images[i : i + BATCH]) for i in range(0, len(images), BATCH))
         found = attention_distance(cell.opened.model, batches)
         distance = found.distance.numpy()

@@ -29,7 +29,8 @@ def show_pixels(axis: Any, pixels: NDArray[Any]) -> None:
 
 def show_text(axis: Any, text: str) -> None:
     """Show a text in an empty panel: why there is nothing to draw."""
-    axis.set(xticks=[], yticks=[])
+    axis.set(xticks=[], yticks=[], box_aspect=1, anchor="N")
+    axis.spines[:].set_color("0.7")
     axis.text(0.5, 0.5, text, ha="center", va="center", wrap=True, fontsize=SMALL, transform=axis.transAxes)
 
 

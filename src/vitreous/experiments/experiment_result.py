@@ -57,12 +57,16 @@ class ExperimentResult:
             unseen = (
                 f"; {len(about['unseen'])} other classes for few-shot classification" if about.get("unseen") else ""
             )
-            sentences.append(f"Pre-training data: {about['data']}{classes}{unseen}.")
+            use = "Images" if about.get("model") else "Pre-training data"
+            sentences.append(f"{use}: {about['data']}{classes}{unseen}.")
         if about.get("transfer"):
             sentences.append(f"Other data: {', '.join(about['transfer'])}.")
         seeds = self.records.seeds
-        weights = "; last weights of every run" if any(cell.run for cell in self.records) else ""
-        sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}{weights}.")
+        if about.get("model"):
+            sentences.insert(0, f"Model: {about['model']}.")
+        else:
+            weights = "; last weights of every run" if any(cell.run for cell in self.records) else ""
+            sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}{weights}.")
         hardware = machine.get("gpu") or machine.get("cpu", "")
         sentences.append(
             f"{about.get('date', '')}, {hardware}, torch {machine.get('torch', '?')}, vitreous"

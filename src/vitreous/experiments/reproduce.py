@@ -17,8 +17,9 @@ import torch
 from vitreous.data.dataset import DataSet
 from vitreous.data.fingerprint import dataset_fingerprint
 from vitreous.data.open_data import absolute_data_path, open_data
+from vitreous.data.options import Reading
 from vitreous.errors import VitreousError, brief
-from vitreous.evaluation.evaluated_model import open_model
+from vitreous.evaluation.evaluated_model import display_name, open_model
 from vitreous.experiments.experiment_result import ExperimentResult
 from vitreous.experiments.grid.cell_runs import CellTask, cell_key
 from vitreous.experiments.grid.experiment import Cell, CellRecord, Experiment
@@ -133,8 +134,9 @@ def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperi
         _check_needs(name, experiment, options)
     opened: dict[str, DataSet] = {}
     needed = [_pretraining_data(experiment, options) for experiment in experiments.values()]
+    reading = Reading() if options.model is None else Reading(val_fraction=0.0)  # nothing is trained
     for source in dict.fromkeys([*filter(None, needed), *options.transfer]):
-        opened[source] = open_data(source)
+        opened[source] = open_data(source, reading)
     fingerprints = {source: dataset_fingerprint(data) for source, data in opened.items()}
     if options.model is not None:
         fingerprints[options.model] = open_model(options.model).digest
@@ -176,13 +178,19 @@ WHERE = {
 def _check_needs(name: str, experiment: Experiment, options: ReproduceOptions) -> None:
     """Raise an error if data is missing, with the data and the flag that takes it."""
     needs, scale = experiment.needs, options.scale
+    given = options.model is not None and needs.model
+    if given and not _pretraining_data(experiment, options):
+        raise VitreousError(
+            f"{name} at scale {scale} needs images to show to the model: give some with --data DATA (a folder with one"
+            " folder per class, .npz, tar shards, Parquet ...). --scale tiny shows it handwritten digits"
+        )
     if needs.pretraining and not _pretraining_data(experiment, options):
         raise VitreousError(
             f"{name} at scale {scale} needs images to pre-train on: give {WHERE[scale]} with --data DATA (a folder with"
             " one folder per class, .npz, tar shards, Parquet ...; `vitreous data DATA` describes it). --scale tiny"
             " needs no data"
         )
-    if scale == "paper" and needs.pretraining and not options.transfer:
+    if scale == "paper" and needs.pretraining and not needs.model and not options.transfer:
         raise VitreousError(
             f"{name} at scale paper needs a data set to measure on: give ImageNet (ILSVRC 2012, image-net.org) with"
             " --transfer DATA"
@@ -256,7 +264,7 @@ def _result(plan: PlannedExperiment, records: Mapping[str, CellRecord], device: 
         "classes": len(setting.classes),
         "unseen": list(setting.unseen),
         "seeds": setting.seeds,
-        "model": setting.model or "",
+        "model": "" if setting.model is None else display_name(setting.model),
     }
     records_ = CellRecords(setting.scale, tuple(cells))
     return ExperimentResult(plan.name, plan.experiment, records_, description, plan.folder)

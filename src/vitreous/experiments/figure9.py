@@ -32,7 +32,7 @@ VALUES: dict[Scale, dict[str, tuple[Factor, Factor, Factor]]] = {
         "weight_decay": (0.0, 0.1, 0.3),
     },
     "small": {
-        "duration": ("4 epochs", "12 epochs", "24 epochs"),
+        "duration": ("3 epochs", "10 epochs", "30 epochs"),
         "lr": (3e-4, 1e-3, 3e-3),
         "weight_decay": (0.0, 0.1, 0.3),
     },

@@ -18,7 +18,8 @@ LAYERS = [
     {"evaluation", "inspection"},
     {"reports"},
     {"training"},
-    {"experiments", "benchmark", "serving"},
+    {"benchmark", "serving"},
+    {"experiments"},
     {"cli"},
 ]
 LEAVES = {"errors", "utils"}  # every package may import them; they import only each other

@@ -335,7 +335,7 @@ def test_names_are_checked(tmp_path: Path) -> None:
     for name, message in (
         ("tabel8", "there is no experiment 'tabel8'; did you mean table8"),
         ("Table 8", "did you mean table8"),
-        ("nonsense", "the experiments are table8"),
+        ("nonsense", "the experiments are table.*, table8"),
         (f"{grids.FILE}:SMAL", "did you mean SMALL"),
         (f"{grids.FILE}:FAULT", "expected an instance of Experiment"),
         (str(tmp_path / "missing.py:A"), "there is no such file"),

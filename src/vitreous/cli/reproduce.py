@@ -1,7 +1,7 @@
 """`vitreous reproduce`: the tables and figures of the ViT paper, from experiments on your data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -59,19 +59,18 @@ def _list_experiments(json: bool) -> None:
 
     found = all_experiments()
     if json:
-        print_json(
-            {
-                name: {
-                    "title": one.title,
-                    "paper": one.place,
-                    "conclusion": one.conclusion,
-                    "seeds": {str(scale): number for scale, number in one.seeds.items()},
-                    "time": {str(scale): time for scale, time in one.time.items()},
-                    "needs": vars(one.needs),
-                }
-                for name, one in found.items()
+        described: dict[str, dict[str, Any]] = {
+            name: {
+                "title": one.title,
+                "paper": one.place,
+                "conclusion": one.conclusion,
+                "seeds": {**one.seeds},
+                "time": {**one.time},
+                "needs": vars(one.needs),
             }
-        )
+            for name, one in found.items()
+        }
+        print_json(described)
         return
     needs = [
         " and ".join(

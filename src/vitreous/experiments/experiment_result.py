@@ -58,11 +58,16 @@ class ExperimentResult:
             unseen = (
                 f"; {len(about['unseen'])} other classes for few-shot classification" if about.get("unseen") else ""
             )
-            sentences.append(f"Pre-training data: {about['data']}{classes}{unseen}.")
+            use = "Images" if about.get("model") else "Pre-training data"
+            sentences.append(f"{use}: {about['data']}{classes}{unseen}.")
         if about.get("transfer"):
             sentences.append(f"Other data: {', '.join(about['transfer'])}.")
         seeds = self.records.seeds
-        sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}; last weights of every run.")
+        if about.get("model"):
+            sentences.insert(0, f"Model: {about['model']}.")
+        else:
+            weights = "; last weights of every run" if any(cell.run for cell in self.records) else ""
+            sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}{weights}.")
         hardware = machine.get("gpu") or machine.get("cpu", "")
         sentences.append(
             f"{about.get('date', '')}, {hardware}, torch {machine.get('torch', '?')}, vitreous"
@@ -146,7 +151,7 @@ def output_files(name: str) -> tuple[str, ...]:
     return ("result.json", "report.md", "table.md", "table.csv", f"{name}.png", f"{name}.svg")
 
 
-def check_folder(name: str, folder: Path, overwrite: bool) -> None:
+def check_result_folder(name: str, folder: Path, overwrite: bool) -> None:
     """Raise an error if the result of this experiment may not be written to a folder."""
     check_output(folder, overwrite, lambda _: output_files(name))
 

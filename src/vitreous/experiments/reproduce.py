@@ -17,9 +17,10 @@ import torch
 from vitreous.data.dataset import DataSet
 from vitreous.data.fingerprint import dataset_fingerprint
 from vitreous.data.open_data import absolute_data_path, open_data
+from vitreous.data.options import Reading
 from vitreous.errors import VitreousError, brief, one_line
-from vitreous.evaluation.evaluated_model import open_model
-from vitreous.experiments.experiment_result import ExperimentResult, check_folder
+from vitreous.evaluation.evaluated_model import display_name, open_model
+from vitreous.experiments.experiment_result import ExperimentResult, check_result_folder
 from vitreous.experiments.grid.cell_runs import CellTask, cell_key
 from vitreous.experiments.grid.experiment import Cell, CellRecord, Experiment
 from vitreous.experiments.grid.records import CellRecords
@@ -147,8 +148,9 @@ def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperi
         _check_needs(name, experiment, options)
     opened: dict[str, DataSet] = {}
     needed = [_pretraining_data(experiment, options) for experiment in experiments.values()]
+    reading = Reading() if options.model is None else Reading(val_fraction=0.0)  # nothing is trained
     for source in dict.fromkeys([*filter(None, needed), *options.transfer]):
-        opened[source] = open_data(source)
+        opened[source] = open_data(source, reading)
     fingerprints = {source: dataset_fingerprint(data) for source, data in opened.items()}
     if options.model is not None:
         fingerprints[options.model] = open_model(options.model).digest
@@ -201,13 +203,19 @@ WHERE = {
 def _check_needs(name: str, experiment: Experiment, options: ReproduceOptions) -> None:
     """Raise an error if data is missing, with the data and the flag that takes it."""
     needs, scale = experiment.needs, options.scale
+    given = options.model is not None and needs.model
+    if given and not _pretraining_data(experiment, options):
+        raise VitreousError(
+            f"{name} at scale {scale} needs images to show to the model: give some with --data DATA (a folder with one"
+            " folder per class, .npz, tar shards, Parquet ...). --scale tiny shows it handwritten digits"
+        )
     if needs.pretraining and not _pretraining_data(experiment, options):
         raise VitreousError(
             f"{name} at scale {scale} needs images to pre-train on: give {WHERE[scale]} with --data DATA (a folder with"
             " one folder per class, .npz, tar shards, Parquet ...; `vitreous data DATA` describes it). --scale tiny"
             " needs no data"
         )
-    if scale == "paper" and needs.pretraining and not options.transfer:
+    if scale == "paper" and needs.pretraining and not needs.model and not options.transfer:
         raise VitreousError(
             f"{name} at scale paper needs a data set to measure on: give ImageNet (ILSVRC 2012, image-net.org) with"
             " --transfer DATA"
@@ -224,7 +232,7 @@ def _check_needs(name: str, experiment: Experiment, options: ReproduceOptions) -
 def _check_folder(plan: PlannedExperiment, options: ReproduceOptions) -> None:
     """Raise an error if the output folder holds something else than the output of the same grid."""
     continued = not options.overwrite and (plan.folder / "result.json").is_file()
-    check_folder(plan.name, plan.folder, options.overwrite or continued)
+    check_result_folder(plan.name, plan.folder, options.overwrite or continued)
     if not continued:
         return
     earlier = ExperimentResult.read(plan.folder / "result.json", plan.experiment)
@@ -282,7 +290,7 @@ def _result(plan: PlannedExperiment, records: Mapping[str, CellRecord], device: 
         "classes": len(setting.classes),
         "unseen": list(setting.unseen),
         "seeds": setting.seeds,
-        "model": setting.model or "",
+        "model": "" if setting.model is None else display_name(setting.model),
     }
     records_ = CellRecords(setting.scale, tuple(cells))
     return ExperimentResult(plan.name, plan.experiment, records_, description, plan.folder)

@@ -30,7 +30,7 @@ class ResolutionExperiment(Experiment):
         cells = []
         data = setting.transfer[0] if setting.transfer else setting.data
         for seed in range(setting.seeds):
-            pretrained = Cell({"stage": "pre-training"}, setting.measures(), seed, setting.pretraining(seed))
+            pretrained = Cell({"stage": "pre-training"}, (ValidationAccuracy(),), seed, setting.pretraining(seed))
             cells.append(pretrained)
             for factor in FACTORS:
                 size = round(factor * setting.image_size)

@@ -65,7 +65,7 @@ class ShapeExperiment(Experiment):
         cells = []
         for dimension, fields in changes:
             config = setting.pretraining(0, **fields)
-            factors: dict[str, Any] = {"dimension": dimension, "change": describe(fields)}
+            factors: dict[str, Any] = {"dimension": dimension, "change": describe_change(fields)}
             factors["GFLOPs"] = float(f"{model_gflops(config):.4g}")
             for seed in range(setting.seeds):
                 cells.append(Cell(factors, setting.measures(), seed, config.with_(seed=seed)))
@@ -110,7 +110,7 @@ class ShapeExperiment(Experiment):
         return line_panels(panels, "GFLOPs per image, forward", log=True)
 
 
-def describe(fields: Mapping[str, int]) -> str:
+def describe_change(fields: Mapping[str, int]) -> str:
     """Return the changed fields as text, without the heads, which follow from the width."""
     shown = [
         f"{name.replace('_dim', '').replace('_size', '')} {value}" for name, value in fields.items() if name != "heads"

@@ -58,7 +58,7 @@ class PositionTable(Experiment):
                 {"position": position, "at": place},
                 setting.measures(),
                 seed,
-                setting.pretraining(seed, position=position, position_at=None if position == "none" else place),
+                setting.pretraining(seed, position=position, position_at=None if place == STEM else place),
             )
             for position, places in PLACES.items()
             for place in places

@@ -45,6 +45,14 @@ def image_array(pixels: Any) -> Pixels:
     return np.ascontiguousarray(np.broadcast_to(array[..., :3], (*array.shape[:2], 3)))
 
 
+def filter_pixels(component: Tensor) -> Pixels:
+    """Convert a filter (channels, height, width) to an image (height, width, 3) with its own scale, 0..1."""
+    one = component.cpu().numpy()
+    values = one.transpose(1, 2, 0) if len(one) in (1, 3) else one.mean(0)[..., None]
+    scaled = (values - values.min()) / max(float(values.max() - values.min()), 1e-30)
+    return np.ascontiguousarray(np.broadcast_to(scaled, (*scaled.shape[:2], 3)))
+
+
 def resize_map(array: Any, size: tuple[int, int], mode: str = "bilinear") -> Pixels:
     """Resize an array (rows, cols[, 3])."""
     x = torch.from_numpy(np.array(array, dtype=np.float32))
@@ -181,11 +189,9 @@ def draw_filters(components: Tensor, share: Tensor, title: str) -> Figure:
     """Draw each component as an image, with its own scale."""
     count, across = len(components), min(7, len(components))
     images = []
-    for one in components.cpu().numpy():
-        values = one.transpose(1, 2, 0) if len(one) in (1, 3) else one.mean(0)[..., None]
-        scaled = (values - values.min()) / max(float(values.max() - values.min()), 1e-30)
-        size = map_size(scaled.shape[:2], None, 64)
-        images.append(resize_map(np.broadcast_to(scaled, (*scaled.shape[:2], 3)), size, "nearest"))
+    for one in components:
+        scaled = filter_pixels(one)
+        images.append(resize_map(scaled, map_size(scaled.shape[:2], None, 64), "nearest"))
     cells = [images[i : i + across] for i in range(0, count, across)]
     figure, axis = _image_figure(mosaic(cells), 90)
     axis.set_axis_off()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -83,4 +84,14 @@ def render_figure(figure: Figure, kind: str, dpi: int = 160) -> bytes:
     with rc_context({"svg.hashsalt": "vitreous"}), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about missing glyphs, which are drawn as boxes
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=undated, bbox_inches="tight")
-    return buffer.getvalue()
+    return _number_clip_paths(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
+
+
+def _number_clip_paths(svg: bytes) -> bytes:
+    """Replace the names of clip paths by numbers. matplotlib makes them from coordinates, whose last bits differ from
+    one layout to the next; the coordinates in the file are rounded."""
+    names = dict.fromkeys(re.findall(rb'<clipPath id="(\w+)"', svg))
+    numbers = {name: b"clip%d" % number for number, name in enumerate(names)}
+    return re.sub(
+        rb'(?<=<clipPath id=")\w+|(?<=clip-path="url\(#)\w+', lambda found: numbers.get(found[0], found[0]), svg
+    )

@@ -68,6 +68,8 @@ def line_panels(panels: Mapping[str, Mapping[str, Curve]], xlabel: str, *, log: 
             if len(ticks) <= MAX_TICKS:
                 axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
                 axis.minorticks_off()
+            else:
+                plain_log_ticks(axis.xaxis)
         axis.set(xlabel=xlabel, ylabel=label)
         axis.grid(alpha=0.3)
         axis.margins(0.06)
@@ -89,3 +91,14 @@ def _draw_curve(axis: Any, values: Curve, colour: str, marker: str) -> Any:
         if len(each) > 1:
             axis.plot([x] * len(each), each, marker, color=colour, markersize=3, alpha=0.5)
     return line
+
+
+def plain_log_ticks(axis: Any) -> None:
+    """Label the ticks of a logarithmic x or y axis with plain numbers. matplotlib writes powers as formulas, which are
+    not parsed in our figures (`literal_text`)."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 1e4 * low else (1.0, 2.0, 5.0), numticks=20))
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axis.set_minor_formatter(NullFormatter())

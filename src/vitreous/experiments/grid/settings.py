@@ -153,9 +153,10 @@ def split_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
 def make_setting(
     scale: Scale, data: str, opened: DataSet | None, transfer: tuple[str, ...], seeds: int, model: str | None
 ) -> Setting:
-    """`opened`: the pre-training data. In the `paper` scale all of its classes are trained on, as in the paper."""
+    """`opened`: the pre-training data. In the `paper` scale all of its classes are trained on, as in the paper. A given
+    model is shown images of all classes."""
     seen: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
-    if opened is not None and scale != "paper":
+    if opened is not None and scale != "paper" and model is None:
         seen, unseen = split_classes(opened.classes)
     return Setting(scale, data, transfer, seeds, seen, unseen, model)

@@ -9,6 +9,8 @@ from vitreous.experiments.grid.experiment import Cell
 from vitreous.experiments.grid.settings import Setting
 from vitreous.models import zoo
 from vitreous.models.cost import cost
+from vitreous.models.resnet import BiTConfig
+from vitreous.models.vit import ViTConfig
 from vitreous.training import durations
 from vitreous.training.config import TrainConfig
 
@@ -35,9 +37,14 @@ def training_flops(config: TrainConfig, images: int) -> float:
 
 def model_gflops(config: TrainConfig) -> float:
     """Return the GFLOPs of a forward pass for one image, of the model that the settings describe."""
+    return cost(model_config(config)).flops.total / 1e9
+
+
+def model_config(config: TrainConfig) -> ViTConfig | BiTConfig:
+    """Return the model that the settings of a run describe, with 1,000 classes."""
     own: dict[str, Any] = {
         name: value
         for name, value in vars(config.architecture).items()
         if value is not None and name not in ("start", "preprocessing", "model")
     }
-    return cost(zoo.config(config.architecture.model or "Ti/16", **own)).flops.total / 1e9
+    return zoo.config(config.architecture.model or "Ti/16", **own)

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from vitreous.experiments.grid.experiment import Cell, Experiment
 from vitreous.experiments.grid.plots import dot_rows
-from vitreous.experiments.grid.records import CellRecords
+from vitreous.experiments.grid.records import CellRecords, measure_label
 from vitreous.experiments.grid.settings import Setting
 from vitreous.experiments.grid.statistics import Claim, Verdict, judge, paired_difference
 from vitreous.experiments.grid.tables import ResultTable
@@ -35,7 +35,7 @@ class DropoutExperiment(Experiment):
 
     def draw(self, records: CellRecords) -> Figure:
         rows = [(f"{rate:g}", list(records.by_seed(records.main_measure, dropout=rate).values())) for rate in RATES]
-        return dot_rows(rows, f"{records.main_measure} accuracy (%)")
+        return dot_rows(rows, measure_label(records.main_measure))
 
 
 EXPERIMENT = DropoutExperiment()

@@ -79,6 +79,6 @@ def test_several_seeds() -> None:
         made_records({"duration": (-0.2, -0.6), "lr": (-0.6, -0.2), "weight_decay": (0, -0.5)})
     )
     assert verdict.answer == "yes"
-    assert "between length of training 4 epochs and 24 epochs (+39.9 hundredths" in verdict.text
+    assert "between length of training 3 epochs and 30 epochs (+39.9 hundredths" in verdict.text
     verdict = EXPERIMENT.verdict(made_records({"duration": (-0.2, -0.6), "lr": (-0.6, -0.2), "weight_decay": (0, 0)}))
     assert verdict.answer == "undecided"

@@ -118,7 +118,7 @@ def numbers_in(text: str) -> list[float]:
 def test_claim_of_a_difference(mean: float, std: float, answer: str) -> None:
     verdict = judge([Claim("a is better than b", difference(mean, std))])
     assert verdict.answer == answer
-    said = {"yes": "Supported", "no": "Contradicted", "undecided": "Undecided"}[answer]
+    said = {"yes": "Supported", "no": "Contradicted", "undecided": "Neither supported nor contradicted"}[answer]
     assert verdict.text.startswith(f"{said}: a is better than b ({mean:+.1f} points [")
     expected = scipy.stats.ttest_1samp(sample(mean, std), 0)
     interval = expected.confidence_interval(0.95)
@@ -188,7 +188,13 @@ def test_holm_against_brute_force_in_any_order() -> None:
             verdict = judge([claims[i] for i in order])
             assert verdict.answer == expected
             for i in order:
-                kind = "Undecided" if not rejected[i] else "Supported" if signs[i] else "Contradicted"
+                kind = (
+                    "Neither supported nor contradicted"
+                    if not rejected[i]
+                    else "Supported"
+                    if signs[i]
+                    else "Contradicted"
+                )
                 assert re.search(rf"{kind}: [^.]*claim {i} \(", re.sub(r"\d\.\d", "0", verdict.text)), verdict.text
         seen.add(expected)
     assert seen == {"yes", "no", "undecided"}

@@ -93,7 +93,7 @@ class HyperparameterFigure(Experiment):
             " other patches that are nearer.",
             "Weight decay applies to weight matrices, not to the position embeddings themselves.",
         )
-        return ResultTable((*columns, *(f"{name} (%)" for name in accuracies)), tuple(rows), notes)
+        return ResultTable((*columns, *records.percent_columns), tuple(rows), notes)
 
     def verdict(self, records: CellRecords) -> Verdict:
         claims, centre = [], _centre(records)

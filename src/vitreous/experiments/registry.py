@@ -11,6 +11,7 @@ from vitreous.errors import VitreousError, brief
 from vitreous.experiments.grid.experiment import Experiment
 from vitreous.utils.import_path import import_object, is_import_path
 
+VARIABLE = "EXPERIMENT"  # that holds the experiment of a file
 ORDER = ("table", "figure")  # names that start with these come first in the list
 
 
@@ -24,7 +25,7 @@ def all_experiments() -> dict[str, Experiment]:
     found = {}
     for module in pkgutil.iter_modules(experiments.__path__):
         if not module.ispkg:
-            value = getattr(import_module(f"{experiments.__name__}.{module.name}"), "EXPERIMENT", None)
+            value = getattr(import_module(f"{experiments.__name__}.{module.name}"), VARIABLE, None)
             if isinstance(value, Experiment):
                 found[module.name.replace("_", "-")] = value
 
@@ -54,5 +55,10 @@ def find_experiment(name: str) -> Experiment:
 
 
 def short_name(name: str) -> str:
-    """Return the name of an experiment as it is used for its folder and files: of an import path, the last part."""
-    return name.rpartition(":")[2].lower().replace("_", "-") if is_import_path(name) else name
+    """Return the name of an experiment for its folder and files. dropout.py:EXPERIMENT: dropout; dropout.py:Rates:
+    rates."""
+    if not is_import_path(name):
+        return name
+    place, _, variable = name.rpartition(":")
+    file = place.removesuffix(".py").replace("\\", "/").rpartition("/")[2].rpartition(".")[2]
+    return (file if variable == VARIABLE else variable).lower().replace("_", "-").replace(".", "-")

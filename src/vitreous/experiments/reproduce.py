@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import IO, Any
 import torch
 
 from vitreous.data.dataset import DataSet
-from vitreous.data.fingerprint import dataset_fingerprint
+from vitreous.data.fingerprint import dataset_fingerprint, source_fingerprint
 from vitreous.data.open_data import absolute_data_path, open_data
 from vitreous.data.options import Reading
 from vitreous.errors import VitreousError, brief, one_line
@@ -127,6 +128,11 @@ def reproduce_all(
     """Run several experiments. Cells that they share run once, and cells of all of them run side by side."""
     refuse_during_import("vitreous.reproduce")
     options = _check_options(options)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise VitreousError(
+            "reproduce(jobs=...) starts processes that import the script which called it: put the call under"
+            " if __name__ == '__main__':"
+        )
     require_matplotlib()
     planned = _plan(names, options)
     device, out = pick_device(options.device), Path(options.out)
@@ -151,7 +157,7 @@ def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperi
     reading = Reading() if options.model is None else Reading(val_fraction=0.0)  # nothing is trained
     for source in dict.fromkeys([*filter(None, needed), *options.transfer]):
         opened[source] = open_data(source, reading)
-    fingerprints = {source: dataset_fingerprint(data) for source, data in opened.items()}
+    fingerprints = {source: content_fingerprint(data) for source, data in opened.items()}
     if options.model is not None:
         fingerprints[options.model] = open_model(options.model).digest
     device = pick_device(options.device)
@@ -178,12 +184,20 @@ def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperi
     return planned
 
 
+def content_fingerprint(data: DataSet) -> str:
+    """Return a hash of labels, splits and images. Of image files it contains size and modification time, so that a
+    changed file is noticed."""
+    parts = [dataset_fingerprint(data)]  # contains the pixels of arrays
+    parts += [source_fingerprint(source) for source in data.stored_splits.values() if source.array is None]
+    return "-".join(parts)
+
+
 def _add_fingerprints(fingerprints: dict[str, str], cells: Sequence[Cell]) -> None:
     """Add the fingerprints of data and checkpoints that the cells name themselves."""
     for cell in cells:
         for source in filter(None, (cell.data, *(source for one in cell.measures for source in one.sources))):
             if source not in fingerprints:
-                fingerprints[source] = dataset_fingerprint(open_data(source))
+                fingerprints[source] = content_fingerprint(open_data(source))
         if cell.model is not None and cell.model not in fingerprints:
             fingerprints[cell.model] = open_model(cell.model).digest
 
@@ -259,6 +273,10 @@ def _make_sweep(
                 place = next((k for k, other in pairs if other is cell.start), None)
                 if place is None:
                     raise VitreousError(f"{plan.name}: a cell starts from another one that is not part of the grid")
+                if cell.start.alone:
+                    raise VitreousError(
+                        f"{plan.name}: a cell starts from a timed one (alone), which runs after all others"
+                    )
                 starts[key] = place
     return Sweep(tasks, starts, work, reporter, imports)
 

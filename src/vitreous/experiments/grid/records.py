@@ -78,7 +78,7 @@ class CellRecords:
 
     @property
     def percent_columns(self) -> list[str]:
-        return [f"{name} (%)" for name in self.measured_names]
+        return [measure_label(name) for name in self.measured_names]
 
     def best_by(self, value: str, factor: str, **factors: Factor) -> Factor | None:
         """Return the level of `factor` with the highest mean of a value over seeds. Levels with failed seeds are left
@@ -96,3 +96,13 @@ class CellRecords:
             if value in cell.values and factor in cell.factors:
                 found.setdefault(float(cell.factors[factor]), []).append(float(cell.values[value]))
         return found
+
+
+def measure_label(name: str) -> str:
+    """Return the label of an accuracy for a table or an axis: "5-shot accuracy, unseen classes (%)"."""
+    if name == "val":
+        return "validation accuracy (%)"
+    data, _, shots = name.rpartition(" ")
+    if not shots.endswith("-shot"):
+        return f"{name} (%)"
+    return f"{shots} accuracy, {'unseen classes' if data == 'unseen' else data} (%)"

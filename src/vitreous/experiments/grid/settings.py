@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,7 +135,8 @@ class Setting:
 
 def source_title(source: str) -> str:
     """Return a short name for a data set: the name of its file or folder without suffixes."""
-    return source.rstrip("/").rsplit("/", 1)[-1].split(".")[0]
+    parts = [part.split(".")[0] for part in source.rstrip("/").split("/")]
+    return next((part for part in reversed(parts) if re.search(r"\w", part)), "data")
 
 
 def split_classes(classes: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

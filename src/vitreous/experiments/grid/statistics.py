@@ -191,7 +191,7 @@ def _test_claim(claim: Claim) -> tuple[Answer, float]:
     return ("yes", inside) if inside <= outside else ("no", outside)
 
 
-SAID: dict[Answer, str] = {"yes": "Supported", "no": "Contradicted", "undecided": "Undecided"}
+SAID: dict[Answer, str] = {"yes": "Supported", "no": "Contradicted", "undecided": "Neither supported nor contradicted"}
 
 
 def _describe_claim(claim: Claim, unit: str) -> str:

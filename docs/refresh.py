@@ -7,9 +7,12 @@
 | `<!-- recipes -->` | all recipes with their results |
 | `<!-- weights -->` | the names that download |
 | `<!-- measured: speed -->` | the table of that name in benchmarks/tables.py |
+| `<!-- paper: table8 -->` | table, figure and verdict from docs/paper/table8-small/result.json |
+| `<!-- paper table: table8 -->` | the table alone |
+| `<!-- example: examples/dropout.py -->` | that file |
 
-Each part ends at `<!-- /code -->`, `<!-- /cost -->`, `<!-- /recipes -->`, `<!-- /weights -->` or
-`<!-- /measured -->`.
+Each part ends at `<!-- /code -->`, `<!-- /example -->`, `<!-- /cost -->`, `<!-- /recipes -->`, `<!-- /weights -->`, `<!-- /measured -->` or
+`<!-- /paper -->`.
 """
 
 import ast
@@ -19,6 +22,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import vitreous
+from vitreous.experiments.experiment_result import ExperimentResult
 from vitreous.models import zoo
 from vitreous.training.recipes import RECIPES, recipe_card
 from vitreous.weights.known_weights import KNOWN_WEIGHTS
@@ -100,6 +104,18 @@ def measured_table(name: str) -> str:
     return str(generated(name))
 
 
+def paper_result(name: str) -> str:
+    """Return table, figure, verdict and conditions of an experiment, from its stored cells."""
+    result = ExperimentResult.read(DOCS / "paper" / f"{name}-small" / "result.json")
+    figure = f"![{result.experiment.title}](paper/{name}-small/{name}.png)"
+    return "\n".join([result.table.markdown(), figure, "", result.paragraph(), "", " ".join(result.measured_on())])
+
+
+def paper_table(name: str) -> str:
+    result = ExperimentResult.read(DOCS / "paper" / f"{name}-small" / "result.json")
+    return result.table.markdown().strip()
+
+
 def refresh_text(text: str) -> str:
     """Return a page with its generated parts up to date."""
     text = re.sub(
@@ -114,6 +130,19 @@ def refresh_text(text: str) -> str:
         text,
         flags=re.DOTALL,
     )
+    text = re.sub(
+        r"(<!-- example: (\S+) -->\n).*?(<!-- /example -->)",
+        lambda match: f"{match[1]}```python\n{(DOCS.parent / match[2]).read_text().strip()}\n```\n{match[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+    for marker, part in (("paper", paper_result), ("paper table", paper_table)):
+        text = re.sub(
+            rf"(<!-- {marker}: (\S+) -->\n).*?(<!-- /paper -->)",
+            lambda match, part=part: f"{match[1]}{part(match[2])}\n{match[3]}",
+            text,
+            flags=re.DOTALL,
+        )
     for name, table in (("cost", cost_table), ("recipes", recipe_table), ("weights", weights_table)):
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
@@ -126,7 +155,8 @@ def refresh_text(text: str) -> str:
 
 def main() -> None:
     stale = []
-    for path in [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]:
+    pages = (DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md"))
+    for path in [*pages, *sorted(DOCS.glob("*.md"))]:
         old = path.read_text()
         new = refresh_text(old)
         if new != old:

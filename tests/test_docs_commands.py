@@ -121,6 +121,8 @@ def write_rest(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("flowers-DATE", "photos-20261116-101500"):
         shutil.copytree(folder / "runs" / "photos-DATE", folder / "runs" / name)
+    for part in ("examples", "docs/paper/table8-small"):
+        shutil.copytree(ROOT / part, folder / part)
     (folder / "suite.toml").write_text('[[group]]\nname = "all"\n[[group.data]]\nsource = "photos"\n')
 
 

@@ -11,8 +11,8 @@
 | `<!-- paper table: table8 -->` | the table alone |
 | `<!-- example: examples/dropout.py -->` | that file |
 
-Each part ends at `<!-- /code -->`, `<!-- /example -->`, `<!-- /cost -->`, `<!-- /recipes -->`, `<!-- /weights -->`, `<!-- /measured -->` or
-`<!-- /paper -->`.
+Each part ends at `<!-- /code -->`, `<!-- /example -->`, `<!-- /cost -->`, `<!-- /recipes -->`, `<!-- /weights -->`,
+`<!-- /measured -->` or `<!-- /paper -->`.
 """
 
 import ast

@@ -19,7 +19,12 @@ class DropoutExperiment(Experiment):
 
     def cells(self, setting: Setting) -> list[Cell]:
         return [
-            Cell({"dropout": rate}, setting.measures(), seed, setting.pretraining(seed, dropout=rate))
+            Cell(
+                factors={"dropout": rate},
+                measures=setting.measures(),
+                seed=seed,
+                config=setting.pretraining(seed, dropout=rate),
+            )
             for rate in RATES
             for seed in range(setting.seeds)
         ]

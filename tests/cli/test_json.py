@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "models": ("dinov2-*", "--weights"),
     "predict": ("pets", *MODEL, "--device", "cpu"),
     "recipes": (),
+    "reproduce": ("table1",),
     "runs": ("pets",),
 }
 

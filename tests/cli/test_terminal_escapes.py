@@ -129,6 +129,8 @@ COMMANDS: dict[str, tuple[tuple[object, ...], int]] = {
     "data --check": (("data", DATA, "--check", "--out", f"check{NAME}", "--workers", 0), 0),
     "models": (("models", NAME), 2),
     "recipes": (("recipes", NAME), 2),
+    "reproduce": (("reproduce", NAME), 2),
+    "reproduce a result": (("reproduce", "--from", f"result{NAME}.json", "--out", f"out{NAME}"), 2),
 }
 NAMED = ("train", "finetune", "data", "predict", "inspect", "evaluate", "features", "compare", "bench", "info")
 

@@ -130,9 +130,7 @@ def test_processes_of_a_killed_sweep_end(uninterrupted: ExperimentResult, tmp_pa
 
 
 @needs_proc
-@pytest.mark.parametrize(
-    ("number", "moment"), [(signal.SIGINT, "start"), (signal.SIGINT, "train"), (signal.SIGTERM, "train")]
-)
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, "start"), (signal.SIGTERM, "train")])
 def test_a_signal_stops_all_processes(
     uninterrupted: ExperimentResult, one_left: Path, number: signal.Signals, moment: str
 ) -> None:

@@ -20,7 +20,7 @@ def reproduce_command(
     ] = (),
     /,
     *,
-    options: ReproduceOptions = ReproduceOptions(),  # noqa: B008 (it is frozen)
+    experiment: ReproduceOptions = ReproduceOptions(),  # noqa: B008 (it is frozen)
     from_: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RESULT.json", help_behavior_hint="")] = None,
     json: Switch = False,
 ) -> None:
@@ -40,7 +40,7 @@ def reproduce_command(
     from vitreous.experiments.registry import experiment_names
 
     if from_ is not None:
-        _show([experiment_runs.redraw(from_, Path(options.out), options.overwrite, names)], json)
+        _show([experiment_runs.redraw(from_, Path(experiment.out), experiment.overwrite, names)], json)
         return
     if not names:
         _list_experiments(json)
@@ -48,7 +48,7 @@ def reproduce_command(
     chosen = tuple(experiment_names()) if names == ("all",) else names
     if "all" in chosen:
         raise VitreousError("all stands for every experiment: give it alone")
-    results = experiment_runs.reproduce_all(chosen, options, make_reporter(json))
+    results = experiment_runs.reproduce_all(chosen, experiment, make_reporter(json))
     _show(results, json)
     if any(result.records.failed for result in results):
         raise SystemExit(1)
@@ -82,10 +82,10 @@ def _list_experiments(json: bool) -> None:
     columns = [
         ("experiment", list(found)),
         ("paper", [one.place for one in found.values()]),
-        ("small needs", needs),
-        ("seeds", [str(one.seeds["small"]) for one in found.values()]),
-        ("time: tiny", [one.time.get("tiny", "") for one in found.values()]),
-        ("time: small", [one.time.get("small", "") for one in found.values()]),
+        ("data (small)", needs),
+        ("seeds (small)", [str(one.seeds["small"]) for one in found.values()]),
+        ("time (tiny)", [one.time.get("tiny", "") for one in found.values()]),
+        ("time (small)", [one.time.get("small", "") for one in found.values()]),
         ("shows", [one.title for one in found.values()]),
     ]
     print_columns(columns, text_columns=len(columns))

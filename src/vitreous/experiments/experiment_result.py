@@ -45,8 +45,8 @@ class ExperimentResult:
         verdict = self.verdict
         if verdict.answer == "none":
             return verdict.text
-        question = f'The paper concludes: "{self.experiment.conclusion}" Does this hold here?'
-        return f"{question} {verdict.answer.capitalize()}. {verdict.text}"
+        conclusion = f"The paper's conclusion, in our words: {self.experiment.conclusion}"
+        return f"{conclusion} Does this hold here? {verdict.answer.capitalize()}. {verdict.text}"
 
     def measured_on(self) -> list[str]:
         """Return sentences on data, seeds and hardware."""

@@ -1,4 +1,4 @@
-"""Figures 9 and 10 of the paper: position similarity of models trained with different hyper-parameters."""
+"""Position similarity of models trained with different hyper-parameters: Figure 10 of the paper's second version."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def grid_factors(scale: Scale) -> list[dict[str, Factor]]:
 
 class HyperparameterFigure(Experiment):
     title = "similarity of position embeddings after training with different lengths, learning rates and weight decays"
-    place = "Figures 9 and 10, Appendix D.4"
+    place = "Figure 10, Appendix D.4"
     conclusion = (
         "The learned position similarity depends on the training hyper-parameters: length of training, learning rate"
         " and weight decay."
     )
     seeds = ONE_SEED
-    time = {"tiny": "9 s on 2 CPU cores"}  # noqa: RUF012 (as in the base class)
+    time = {"tiny": "9 s on 2 CPU cores", "small": "2 min / jobs, H200"}  # noqa: RUF012 (as in the base class)
 
     def cells(self, setting: Setting) -> list[Cell]:
         return [

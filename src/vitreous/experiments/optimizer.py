@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitreous.experiments.grid.records import CellRecords
     from vitreous.experiments.grid.settings import Setting
 
-NAMES = {"adamw": "Adam", "sgd": "SGD"}
+NAMES = {"adamw": "AdamW", "sgd": "SGD"}
 # Peak learning rates, and the weight decay that is multiplied by them.
 GRID: Mapping[Scale, Mapping[str, tuple[float, ...]]] = {
     "tiny": {"adamw": (1e-3, 3e-3), "sgd": (0.03, 0.1)},
@@ -28,11 +28,11 @@ WEIGHT_DECAY = {"adamw": 0.1, "sgd": 1e-4}
 
 
 class OptimizerExperiment(Experiment):
-    title = "Adam against SGD with momentum for pre-training the ResNet, each with its own learning rate"
-    place = "Appendix D.1"
+    title = "AdamW against SGD with momentum for pre-training the ResNet, each with its own learning rate"
+    place = "Table 7, Appendix D.1"
     conclusion = "A ResNet pre-trained with Adam transfers better than one pre-trained with SGD."
     seeds: ClassVar[Mapping[Scale, int]] = {"tiny": 1, "small": 2, "paper": 2}
-    time: ClassVar[Mapping[Scale, str]] = {"tiny": "7 s on 2 CPU cores", "small": "about 4 min on an H200, --jobs 8"}
+    time: ClassVar[Mapping[Scale, str]] = {"tiny": "7 s on 2 CPU cores", "small": "17 min / jobs, H200"}
 
     def cells(self, setting: Setting) -> list[Cell]:
         return [
@@ -57,7 +57,7 @@ class OptimizerExperiment(Experiment):
             )
             for group in records.groups("optimiser", "lr")
         )
-        note = "The learning rate of each optimiser was selected by its accuracy on the validation images (val)."
+        note = "The learning rate of each optimiser was selected by its validation accuracy."
         return ResultTable(("optimiser", "learning rate", *records.percent_columns), rows, (note,))
 
     def verdict(self, records: CellRecords) -> Verdict:
@@ -67,7 +67,7 @@ class OptimizerExperiment(Experiment):
             adam, sgd = (
                 {} if lr is None else records.by_seed(measure, optimiser=name, lr=lr) for name, lr in chosen.items()
             )
-            text = f"Adam (lr {chosen['adamw']}) is better than SGD (lr {chosen['sgd']}) by {measure} accuracy"
+            text = f"AdamW (lr {chosen['adamw']}) is better than SGD (lr {chosen['sgd']}) by {measure} accuracy"
             claims.append(Claim(text, paired_difference(adam, sgd)))
         return judge(claims)
 

@@ -11,12 +11,13 @@ class ReproduceOptions:
     data: str | None = None
     """Pre-training data, as in `vitreous train`. Default at scale tiny: the handwritten digits of scikit-learn."""
     transfer: tuple[str, ...] = ()
-    """Other data sets, for few-shot classification and for fine-tuning."""
+    """Data sets that are not pre-trained on, for few-shot classification and for fine-tuning."""
     scale: Literal["tiny", "small", "paper"] = "tiny"
     """tiny: digits, seconds per experiment, to try it out. small: a small ViT, minutes on a GPU. paper: the settings
     of the paper."""
     seeds: int | None = None
-    """Runs per cell with different seeds. Default: as listed. With one seed nothing can be concluded."""
+    """Number of seeds, that is, training runs per setting. Default: as listed for small; 1 for tiny. Differences are
+    tested only with 2 or more."""
     out: str = "reproduce"
     """Output folder of all experiments."""
     model: str | None = None

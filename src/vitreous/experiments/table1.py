@@ -128,7 +128,7 @@ class VariantTable(Experiment):
                 rows.append((model, *shape, parameters, paper, flops, epochs, own, exaflops, deviation))
         columns = (
             *("model", "layers", "width", "MLP size", "heads", "parameters (M)", "paper: parameters (M)"),
-            *("forward GFLOPs", "epochs", "pre-training exaFLOPs", "paper: exaFLOPs", "deviation (%)"),
+            *("forward GFLOPs", "epochs", "pre-training exaFLOPs", "paper: exaFLOPs", "deviation of exaFLOPs (%)"),
         )
         return ResultTable(columns, tuple(rows), NOTES)
 
@@ -175,7 +175,7 @@ NOTES = (
     "Computed from the configs. Parameters with a head of 1000 classes. 2 FLOPs per multiply-add; image size 224 px.",
     "Pre-training exaFLOPs: 3 x forward FLOPs x 303 million images x epochs, and their deviation from the paper's.",
     "Paper: Table 1 (parameters of Base, Large and Huge, without a patch size); exaFLOPs and epochs from Table 6 of the"
-    " second version (arXiv 2010.11929v2). 783 (L/16) and 859 (R50+L/16) belong to 7 epochs, not 14.",
+    " second version (arXiv 2010.11929v2).",
     "ResNets: layers are convolutions and the head as in the name; the width is that of the last stage.",
     f"Not in the zoo, built from its parts: {' and '.join(OTHER_HYBRIDS)}.",
 )

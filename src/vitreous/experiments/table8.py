@@ -54,7 +54,7 @@ class PositionTable(Experiment):
         "Models with position embeddings are much better than the model without; among the ways to encode positions"
         " there is little or no difference."
     )
-    time: ClassVar[Mapping[Scale, str]] = {"tiny": "8 s on 2 CPU cores", "small": "about 4 min on an H200, --jobs 8"}
+    time: ClassVar[Mapping[Scale, str]] = {"tiny": "8 s on 2 CPU cores", "small": "19 min / jobs, H200"}
 
     def cells(self, setting: Setting) -> list[Cell]:
         return [
@@ -87,13 +87,13 @@ class PositionTable(Experiment):
         base = scores.get(("learned-1d", STEM), {})
         claims = [
             Claim(
-                "1-D learned positions are better than none",
+                "1-D learned positions (input) are better than none",
                 paired_difference(base, scores.get(("none", STEM), {})),
             )
         ]
         for (position, place), values in scores.items():
             if position != "none" and (position, place) != ("learned-1d", STEM):
-                text = f"{NAMES[position]} ({PLACE_NAMES[place]}) equals 1-D learned (input)"
+                text = f"{NAMES[position]} ({PLACE_NAMES[place]}) differs by less than 1 point from 1-D learned (input)"
                 claims.append(Claim(text, paired_difference(values, base), MARGIN))
         return judge(claims)
 

@@ -205,8 +205,9 @@ def _describe_test(claims: Sequence[Claim], unit: str) -> str:
     seeds = sorted({claim.difference.seeds for claim in claims if claim.difference is not None})
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     margins = sorted({claim.margin for claim in claims if claim.margin is not None})
-    equal = ", for equality two one-sided tests against a margin of "
-    equal = equal + " or ".join(f"±{margin:g} {unit}" for margin in margins) if margins else ""
-    holm = f", with Holm's correction for {len(claims)} claims" if len(claims) > 1 else ""
-    tests = f"paired t-tests over {count} seeds{equal}, at a level of {ALPHA:.0%}{holm}"
-    return f"In brackets: mean difference and its 95% interval. Tests: {tests}."
+    one_sided = " and ".join(f"±{margin:g} {unit}" for margin in margins)
+    equal = f"; for differences within {one_sided}, two one-sided tests" if margins else ""
+    holm = f" with Holm's correction for {len(claims)} claims" if len(claims) > 1 else ""
+    uncorrected = ", both uncorrected" if holm else ""
+    numbers = f"In parentheses: mean difference, its 95% interval, and p{uncorrected}"
+    return f"{numbers}. Tests: two-sided paired t-tests over {count} seeds{equal}. Level: {ALPHA:.0%}{holm}."

@@ -124,7 +124,7 @@ def test_claim_of_a_difference(mean: float, std: float, answer: str) -> None:
     interval = expected.confidence_interval(0.95)
     assert numbers_in(verdict.text)[:3] == pytest.approx([mean, interval.low, interval.high], abs=0.051)
     assert numbers_in(verdict.text)[3] == pytest.approx(expected.pvalue, rel=0.06)
-    assert "paired t-tests over 3 seeds, at a level of 5%." in verdict.text
+    assert "two-sided paired t-tests over 3 seeds. Level: 5%." in verdict.text
     assert "Holm" not in verdict.text
 
 
@@ -159,7 +159,7 @@ def test_claim_of_equality_is_two_one_sided_tests(mean: float, std: float, answe
     expected = "yes" if within < ALPHA else "no" if beyond < ALPHA else "undecided"
     assert expected == answer
     assert numbers_in(verdict.text)[3] == pytest.approx(min(within, beyond, 1.0), rel=0.06)
-    assert "two one-sided tests against a margin of ±1 points" in verdict.text
+    assert "for differences within ±1 points, two one-sided tests" in verdict.text
 
 
 def brute_force_holm(ps: list[float]) -> list[bool]:

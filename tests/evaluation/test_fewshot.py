@@ -29,13 +29,20 @@ def reference(kind: str) -> tuple[Tensors, dict[str, np.ndarray]]:
 @pytest.mark.parametrize("kind", ["few", "many"])  # fewer images than features, and more
 @pytest.mark.parametrize("strength", ["0.25", "1", "1024"])
 def test_predictions_equal_the_reference(kind: str, strength: str) -> None:
-    """In float32 as in the reference: with a bias feature of 100, a strength of 0.25 is close to the rounding error,
-    and one image of 300 is nearly a tie."""
+    """In float32 as in the reference. With a bias feature of 100 and a weak regularisation, rounding can decide between
+    two classes: predictions may differ only where the exact scores are nearly equal."""
     data, expected = reference(kind)
     found = Ridge.fit(data["x_train"], data["y_train"], float(strength)).predict(data["x_test"])
-    assert found.tolist() == expected[f"pred_l2_{strength}"].tolist()
+    theirs = torch.from_numpy(expected[f"pred_l2_{strength}"])
+    different = (found != theirs).nonzero().flatten()
+    assert len(different) <= (strength != "1024")
+    exact = Ridge.fit(data["x_train"].double(), data["y_train"], float(strength))
+    scores = exact.scores(data["x_test"].double()[different])
+    gaps = (scores.gather(1, found[different, None]) - scores.gather(1, theirs[different, None])).abs()
+    assert (gaps < 0.01).all(), gaps
     accuracy = (found == data["y_test"]).double().mean().item()
-    assert accuracy == pytest.approx(float(expected[f"acc_l2_{strength}"]), abs=1e-6)
+    tolerance = len(different) / len(found) + 1e-6
+    assert accuracy == pytest.approx(float(expected[f"acc_l2_{strength}"]), abs=tolerance)
 
 
 @pytest.mark.parametrize("kind", ["few", "many"])

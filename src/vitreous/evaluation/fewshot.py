@@ -105,7 +105,11 @@ class Ridge:
 
     def predict(self, features: Tensor) -> Tensor:
         """Return the class of each row."""
-        return (_with_constant((features - self.mean) / self.std) @ self.weights).argmax(1)
+        return self.scores(features).argmax(1)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the score of each class, about -1 to +1, for each row."""
+        return _with_constant((features - self.mean) / self.std) @ self.weights
 
 
 def check_shots(

@@ -128,4 +128,4 @@ def add_rollout_bar(figure: Any) -> None:
 
     bar = figure.colorbar(ScalarMappable(Normalize(0, 1), MAP), ax=figure.axes, shrink=0.8, aspect=30, pad=0.02)
     bar.set_ticks([0, 1], labels=["min", "max"], fontsize=SMALL)
-    bar.set_label("attention rollout, in each image", fontsize=SMALL, labelpad=-12)
+    bar.set_label("attention rollout\n(scale of each image)", fontsize=SMALL, labelpad=2)

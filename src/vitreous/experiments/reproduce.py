@@ -209,7 +209,8 @@ def _pretraining_data(experiment: Experiment, options: ReproduceOptions) -> str:
 
 
 WHERE = {
-    "small": "a data set of photographs with at least 10 classes, such as mini-ImageNet (100 classes, 84 px)",
+    "small": "a data set of photographs with at least 10 classes, such as mini-ImageNet (100 classes; from the Hugging"
+    " Face hub: hf://timm/mini-imagenet)",
     "paper": "ImageNet-21k (image-net.org) or data of similar size",
 }
 

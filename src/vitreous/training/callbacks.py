@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from vitreous.errors import VitreousError, brief, one_line
+from vitreous.models.custom import CustomModel
+from vitreous.utils.import_path import run_user_code
 
 if TYPE_CHECKING:
     from vitreous.training.loop import TrainingLoop
@@ -79,7 +81,8 @@ class TrainingRun:
     def model(self) -> nn.Module:
         """The model in training. Changes of its weights are not recorded: a resumed run repeats them only if the
         callback does."""
-        return self._loop.engine.model
+        model = self._loop.engine.model
+        return model.module if isinstance(model, CustomModel) else model
 
     @property
     def directory(self) -> Path:
@@ -134,7 +137,7 @@ class Callbacks:
             raise VitreousError("callbacks: expected a list of vitreous.Callback")
         created = []
         for one in given:
-            callback = _run_user_code(f"callback {one.__name__}", one) if isinstance(one, type) else one
+            callback = run_user_code(f"callback {one.__name__}", one) if isinstance(one, type) else one
             if not isinstance(callback, Callback):
                 raise VitreousError(f"callbacks: {brief(one)} is not a vitreous.Callback: derive its class from it")
             created.append(callback)
@@ -142,14 +145,14 @@ class Callbacks:
 
     def call(self, method: str, *arguments: Any) -> None:
         for one in self.callbacks:
-            _run_user_code(f"callback {type(one).__name__}.{method}", getattr(one, method), *arguments)
+            run_user_code(f"callback {type(one).__name__}.{method}", getattr(one, method), *arguments)
 
     def state(self) -> list[dict[str, Any]]:
         """The state of each callback, for progress.json."""
         states = []
         for one in self.callbacks:
             name = type(one).__name__
-            values = _run_user_code(f"callback {name}.state_dict", one.state_dict)
+            values = run_user_code(f"callback {name}.state_dict", one.state_dict)
             try:
                 values = json.loads(json.dumps(values, allow_nan=False))
             except (TypeError, ValueError) as error:
@@ -165,14 +168,4 @@ class Callbacks:
                 f" {', '.join(given) or 'none'}; pass the same ones to vitreous.resume(..., callbacks=[...])"
             )
         for one, state in zip(self.callbacks, states, strict=True):
-            _run_user_code(f"callback {type(one).__name__}.load_state_dict", one.load_state_dict, dict(state["state"]))
-
-
-def _run_user_code(what: str, function: Any, *arguments: Any) -> Any:
-    """Call code of the user. Its errors become a VitreousError; the original is its cause."""
-    try:
-        return function(*arguments)
-    except VitreousError:
-        raise
-    except Exception as error:
-        raise VitreousError(f"{what}: {type(error).__name__}: {one_line(error)}") from error
+            run_user_code(f"callback {type(one).__name__}.load_state_dict", one.load_state_dict, dict(state["state"]))

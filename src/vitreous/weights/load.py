@@ -18,6 +18,7 @@ from vitreous.preprocessing import Preprocessing, preset
 from vitreous.utils.sizes import Size, pair
 from vitreous.weights.checkpoint import Checkpoint, Config, meta_model, parameter_shapes
 from vitreous.weights.checkpoint_files import open_checkpoint
+from vitreous.weights.custom import load_custom
 from vitreous.weights.detect import detect_and_read, name_unsupported_model
 from vitreous.weights.dialect import Hints, ParsedCheckpoint
 from vitreous.weights.known_weights import KnownWeights
@@ -30,6 +31,7 @@ MAX_LISTED = 24  # tensors that an error or warning lists
 MAX_MESSAGE = 4000  # characters of an error, which may quote names in the file
 
 
+@overload
 def load(
     source: str | os.PathLike[str],
     *,
@@ -40,7 +42,24 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = torch.float32,
     preprocessing: Preprocessing | str | None = None,
-) -> VisionTransformer | BiT:
+    model: None = None,
+) -> VisionTransformer | BiT: ...
+@overload
+def load(source: str | os.PathLike[str], *, model: object, device: torch.device | str = "cpu") -> CustomModel: ...
+
+
+def load(  # noqa: PLR0913 (keyword arguments)
+    source: str | os.PathLike[str],
+    *,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    heads: int | None = None,
+    strict: bool = True,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    preprocessing: Preprocessing | str | None = None,
+    model: object = None,
+) -> VisionTransformer | BiT | CustomModel:
     """Load the model of a checkpoint in any dialect, in eval mode. `source`: a file, a folder, `hf://owner/name`, a
     name of `vitreous models --weights` such as "deit-tiny", which is downloaded if there is no such file, or
     "vitreous-mini", which comes with the package (for a file of that name: "./vitreous-mini", or a Path).
@@ -51,7 +70,18 @@ def load(
     `dtype=None`: keep the dtype of the file. `preprocessing`: a Preprocessing, or google, augreg, deit, torchvision or
     dino, for files that do not contain it. The model has `report` (a LoadReport), `labels`, `preprocessing` and
     `calibration` (None unless `vitreous.calibrate` wrote the file).
+
+    `model`: for the weights of a model of your own, from a run of `vitreous.train(model=...)`: its class, the function
+    that builds it, the import path of these (`file.py:name`), or a module, which is copied. Only `device` can be given
+    besides.
     """
+    if model is not None:
+        others = {"num_classes": num_classes, "image_size": image_size, "heads": heads, "preprocessing": preprocessing}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise VitreousError(f"{given[0]}: cannot be changed for a model of your own; change its code")
+        if not strict or dtype not in (torch.float32, None):
+            raise VitreousError("strict and dtype: cannot be given for a model of your own")
+        return load_custom(source, model, device)
     with _garbage_collection_disabled():
         checkpoint = read_checkpoint(
             source,
@@ -63,12 +93,12 @@ def load(
             dtype=dtype,
             preprocessing=preprocessing,
         )
-        model = meta_model(checkpoint.config)
-        model.load_state_dict(checkpoint.state, assign=True)
-    model.preprocessing, model.labels = checkpoint.preprocessing, checkpoint.labels
-    model.multi_label, model.calibration = checkpoint.multi_label, checkpoint.calibration
-    model.report, model.extras = checkpoint.report, checkpoint.extras
-    return model.eval()
+        loaded = meta_model(checkpoint.config)
+        loaded.load_state_dict(checkpoint.state, assign=True)
+    loaded.preprocessing, loaded.labels = checkpoint.preprocessing, checkpoint.labels
+    loaded.multi_label, loaded.calibration = checkpoint.multi_label, checkpoint.calibration
+    loaded.report, loaded.extras = checkpoint.report, checkpoint.extras
+    return loaded.eval()
 
 
 @contextmanager

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import overload
 
 import torch
 
 from vitreous.errors import VitreousError, VitreousWarning, brief, find_url
 from vitreous.models.base import check_num_classes, with_classes
+from vitreous.models.custom import CustomModel
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing, preset

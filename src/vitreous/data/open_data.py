@@ -30,7 +30,7 @@ from vitreous.data.zip_archive import open_zip
 from vitreous.errors import SystemFaultError, VitreousError, brief, format_count, one_line, refuse_url, summarize_names
 from vitreous.utils.file_kinds import refuse_other_kinds
 from vitreous.utils.images import has_frames
-from vitreous.utils.import_path import import_object, is_import_path
+from vitreous.utils.import_path import absolute_import_path, import_object, is_import_path
 from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
 
 FORMATS = "a folder, .zip, .csv, .tsv, .jsonl, .npz, .tar or .parquet"
@@ -111,8 +111,7 @@ def absolute_data_path(data: str | os.PathLike[str]) -> str:
     if text.startswith(huggingface.SCHEME) or text == "digits":
         return text
     if not path.exists() and is_import_path(text):
-        file, _, name = text.rpartition(":")
-        return f"{Path(file).expanduser().absolute()}:{name}" if file.endswith(".py") else text
+        return absolute_import_path(text)
     if path.exists() or has_magic(text) or "{" in text:
         return str(path.absolute())
     return text

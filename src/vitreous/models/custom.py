@@ -24,7 +24,7 @@ CHECKED_IMAGES = 2  # of zeros, for which a new model is run once
 class CustomConfig:
     """What is known about a model of the user's own."""
 
-    code: str  # import path of the class or function that builds it, or a description such as "<Net object>"
+    code: str  # what builds it: "file.py:Net", or a description such as "<Net object>"
     num_classes: int
     channels: int
     image_size: Size

@@ -50,8 +50,10 @@ def choose_start(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, list[C
     Options that describe another model, and `start="none"`, mean random weights (None in the config).
     """
     given = config.architecture
-    if facts.parts.model is not None and given.start in (None, FROM_SCRATCH):
-        return config.with_(start=None), []  # its code brings the weights
+    if facts.parts.model is not None:
+        if given.start not in (None, FROM_SCRATCH):
+            raise VitreousError("model and start: a model of your own brings its weights; leave out start (--from)")
+        return config.with_(start=None), []
     if given.start is not None:
         return (config.with_(start=None) if given.start == FROM_SCRATCH else config), []
     if (why := _why_random_weights(given, facts)) is not None:
@@ -320,7 +322,8 @@ def make_model_config(config: TrainConfig, facts: Facts) -> AnyModelConfig:
 
 
 def _config_of_own_model(model: UserModel, given: Architecture, facts: Facts) -> AnyModelConfig:
-    others = [name for name, value in vars(given).items() if value is not None and name not in OF_OWN_MODEL]
+    given_fields = {name: value for name, value in vars(given).items() if value not in (None, FROM_SCRATCH)}
+    others = [name for name in given_fields if name not in OF_OWN_MODEL]
     if others:
         raise VitreousError(f"{others[0]} = {getattr(given, others[0])!r}: describes another model than {model.code}")
     size = given.image_size

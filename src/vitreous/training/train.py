@@ -40,7 +40,7 @@ from vitreous.training.run_directory import RunDirectory
 from vitreous.training.start_summary import print_start_summary
 from vitreous.training.trainer import build_engine, train_to_end
 from vitreous.training.user_code import UserCode, describe_user_code, restore_user_code
-from vitreous.training.user_parts import UserParts, name_parts
+from vitreous.training.user_parts import UserParts, absolute_parts, name_parts
 from vitreous.utils.environment import command, environment
 from vitreous.utils.import_path import refuse_during_import
 from vitreous.utils.progress import ProgressReporter
@@ -79,7 +79,7 @@ def train(
     """
     refuse_during_import("vitreous.train")
     fields, objects = name_parts(fields)
-    config = TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields})
+    config = absolute_parts(TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields}))
     world = World.current()
     reporter = ProgressReporter(quiet or not world.is_main)
     if world.size > 1 and config.run.out is None:
@@ -115,7 +115,7 @@ def resume(
     description = directory.description()
     stored = directory.config()
     fields, objects = name_parts(fields)
-    config = TrainConfig.from_flat({**(config or stored).flat(), **fields})
+    config = absolute_parts(TrainConfig.from_flat({**(config or stored).flat(), **fields}))
     check_same_config(stored, config, directory)
     if is_complete(directory) and config.schedule.duration == stored.schedule.duration:
         return _nothing_to_do(directory, reporter)

@@ -28,12 +28,14 @@ from vitreous.training.optim.user_loss import build_user_loss
 from vitreous.training.optim.user_optimiser import build_user_optimiser
 from vitreous.training.user_augment import UserAugment
 from vitreous.utils.import_path import (
+    absolute_import_path,
     import_object,
     import_path_of,
     is_import_path,
     is_object_text,
     object_text,
     run_user_code,
+    short_import_path,
 )
 from vitreous.utils.sizes import Size, pair
 from vitreous.utils.torch_settings import seeded_generators
@@ -112,9 +114,9 @@ def load_parts(config: TrainConfig, objects: Mapping[str, Any]) -> UserParts:
             raise VitreousError(
                 f"{name} = {text}: this object cannot be imported: pass it again, vitreous.resume(RUN, {name}=...)"
             )
-        elif text is not None and is_import_path(text):
+        elif _is_path(text):
             loaded[name] = import_object(text)
-    model = UserModel(loaded["model"], str(values["model"])) if "model" in loaded else None
+    model = UserModel(loaded["model"], short_import_path(values["model"])) if "model" in loaded else None
     for name in ("loss", "augment"):
         if isinstance(loaded.get(name), type):
             loaded[name] = run_user_code(f"{name} {values[name]}", loaded[name])
@@ -124,10 +126,20 @@ def load_parts(config: TrainConfig, objects: Mapping[str, Any]) -> UserParts:
     return UserParts(model, *(loaded.get(name) for name in PARTS[1:]))
 
 
+def absolute_parts(config: TrainConfig) -> TrainConfig:
+    """The config with absolute paths of the user's code, for a run that is resumed from another folder."""
+    values = config.flat()
+    return config.with_(**{name: absolute_import_path(values[name]) for name in PARTS if _is_path(values[name])})
+
+
+def _is_path(text: str | None) -> bool:
+    return text is not None and is_import_path(text)
+
+
 def part_import_paths(config: TrainConfig) -> list[str]:
     """The import paths among the settings."""
     values = config.flat()
-    return [values[name] for name in PARTS if values[name] is not None and is_import_path(values[name])]
+    return [values[name] for name in PARTS if _is_path(values[name])]
 
 
 def parts_in_memory(config: TrainConfig) -> list[str]:
@@ -150,7 +162,9 @@ def build_run_loss(
     """Return the loss of a run, for training images with these labels."""
     if parts.loss is None:
         return build_loss(config.objective, labels, classes, device)
-    return build_user_loss(parts.loss, str(config.objective.loss), labels, classes, multi_label, device)
+    return build_user_loss(
+        parts.loss, short_import_path(str(config.objective.loss)), labels, classes, multi_label, device
+    )
 
 
 def build_run_optimisers(
@@ -159,11 +173,13 @@ def build_run_optimisers(
     """Freeze parameters, and return the optimisers of the others."""
     if parts.optimiser is None:
         return build_optimisers(model, options, fused)
-    return build_user_optimiser(parts.optimiser, str(options.optimiser), model, options)
+    return build_user_optimiser(parts.optimiser, short_import_path(str(options.optimiser)), model, options)
 
 
 def user_augment(config: TrainConfig, parts: UserParts) -> UserAugment | None:
-    return None if parts.augment is None else UserAugment(parts.augment, str(config.augmentation.augment))
+    if parts.augment is None:
+        return None
+    return UserAugment(parts.augment, short_import_path(str(config.augmentation.augment)))
 
 
 def inner_module(model: nn.Module) -> nn.Module:

@@ -72,6 +72,18 @@ def import_path_of(value: object) -> str | None:
     return f"{Path(file).resolve()}:{name}"
 
 
+def absolute_import_path(text: str) -> str:
+    """The same import path with an absolute path of the file, so that it can be imported from any folder."""
+    place, _, name = text.rpartition(":")
+    return f"{Path(place).expanduser().absolute()}:{name}" if place.endswith(".py") else text
+
+
+def short_import_path(text: str) -> str:
+    """The same import path with the name of the file only."""
+    place, _, name = text.rpartition(":")
+    return f"{Path(place).name}:{name}" if place.endswith(".py") else text
+
+
 def object_text(value: object) -> str:
     """A description of an object that has no import path: "<Net object>"."""
     named = value.func if isinstance(value, functools.partial) else value

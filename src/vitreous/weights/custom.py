@@ -18,7 +18,7 @@ from vitreous import __version__
 from vitreous.errors import VitreousError, brief, one_line, summarize_names
 from vitreous.models.custom import CustomConfig, CustomModel, build_custom_module
 from vitreous.preprocessing import Preprocessing
-from vitreous.utils.import_path import import_object, import_path_of, is_import_path, object_text
+from vitreous.utils.import_path import import_object, import_path_of, is_import_path, object_text, short_import_path
 from vitreous.weights.checkpoint_files import open_checkpoint
 from vitreous.weights.containers import write_tensors
 from vitreous.weights.native import CUSTOM, check_labels
@@ -57,7 +57,7 @@ def load_custom(source: str | os.PathLike[str], model: object, device: torch.dev
             if not is_import_path(model):
                 raise VitreousError(f"model = {brief(model)}: expected a class, function or module, or file.py:NAME")
             model = import_object(model)
-        code = import_path_of(model) or object_text(model)
+        code = short_import_path(import_path_of(model) or object_text(model))
         module = build_custom_module(model, code, config.num_classes, config.channels, config.image_size)
         _load_tensors(module, {name: tensors[name] for name in tensors}, code)
     except VitreousError as error:

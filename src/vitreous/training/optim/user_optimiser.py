@@ -71,8 +71,8 @@ class UserOptimisers(Optimisers):
         if isinstance(value, tuple):
             return {TUPLE: [self._pack(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
         if isinstance(value, Mapping) and all(type(key) in (int, str) for key in value):
-            items = [[key, self._pack(item, f"{name}.{key}".strip("."), tensors)] for key, item in value.items()]
-            return {KEYS: items}
+            keys = sorted(value, key=lambda key: (isinstance(key, str), key))
+            return {KEYS: [[key, self._pack(value[key], f"{name}.{key}".strip("."), tensors)] for key in keys]}
         raise VitreousError(
             f"optimiser {self.code}: its state has {name}, a {type(value).__name__}; only tensors, numbers and texts,"
             " and lists and dicts of these, can be saved"

@@ -6,16 +6,19 @@ import inspect
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError, brief, one_line
 from vitreous.models.base import Model
+from vitreous.models.resnet import BiT
+from vitreous.models.vit import VisionTransformer
 from vitreous.utils.import_path import run_user_code
 from vitreous.utils.sizes import Size, pair
 
+AnyModel: TypeAlias = "VisionTransformer | BiT | CustomModel"
 ARGUMENTS = ("num_classes", "channels", "image_size")  # that a function or class may take to build the model
 CHECKED_IMAGES = 2  # of zeros, for which a new model is run once
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError, format_count
+from vitreous.models.custom import AnyModel
 from vitreous.training.config import Finetuning, Optimiser, TrainConfig
 from vitreous.training.distributed import World
 from vitreous.training.optim.parameters import matching_names, muon_matrices, takes_weight_decay
-from vitreous.training.user_parts import AnyModel
 from vitreous.utils.import_path import is_user_code
 from vitreous.utils.limits import MAX_COUNT, MAX_WORKERS, SEED_LIMIT
 

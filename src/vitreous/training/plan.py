@@ -14,7 +14,7 @@ from vitreous.data.sampling import TrainingSampler
 from vitreous.errors import VitreousError, format_count
 from vitreous.models import BiT, VisionTransformer
 from vitreous.models.cost import cost
-from vitreous.models.custom import CustomConfig
+from vitreous.models.custom import AnyModel, CustomConfig
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
@@ -29,7 +29,6 @@ from vitreous.training.optim import schedules
 from vitreous.training.optim.parameters import TrainablePart, trainable_part
 from vitreous.training.option_checks import check_config, check_unused_options, mixes_pairs, unused_option_notes
 from vitreous.training.user_parts import (
-    AnyModel,
     AnyModelConfig,
     UserParts,
     build_initial_model,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import VitreousError, brief
 from vitreous.models import BiT, VisionTransformer
-from vitreous.models.custom import CustomConfig, CustomModel, build_custom_module, check_custom_model
+from vitreous.models.custom import AnyModel, CustomConfig, CustomModel, build_custom_module, check_custom_model
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.standard import difference
 from vitreous.models.vit import ViTConfig
@@ -42,7 +42,6 @@ from vitreous.utils.torch_settings import seeded_generators
 
 PARTS = ("model", "loss", "optimiser", "augment")  # fields of TrainConfig that can be of the user's own
 AnyModelConfig = ViTConfig | BiTConfig | CustomConfig
-AnyModel = VisionTransformer | BiT | CustomModel
 
 
 class UserModel:

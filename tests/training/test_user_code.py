@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import command
 import vitreous
 from runs import complete
 from vitreous.errors import VitreousError

@@ -127,10 +127,7 @@ def make_plan(
     model = _check_buildable(config, data, model_config, facts)
     part = trainable_part(model)
     micro, memory, memory_note = _choose_micro_batch(config, model_config, precision, part, device)
-    loss_note = None
-    if facts.parts.loss is not None:
-        loss_note = "the loss of evaluations is cross-entropy, that of training steps your own: do not compare them"
-    notes = [precision_note, loss_note, memory_note, fitted and fitted.note, *(start.guesses if start else ())]
+    notes = [precision_note, facts.parts.note, memory_note, fitted and fitted.note, *(start.guesses if start else ())]
     if not resumed:
         notes += unused_option_notes(given, config, data, model, -(-steps // evaluate_every))
     return Plan(

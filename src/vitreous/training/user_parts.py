@@ -93,6 +93,13 @@ class UserParts:
     optimiser: Any = None
     augment: Any = None
 
+    @property
+    def note(self) -> str | None:
+        """What a reader of the results has to know."""
+        if self.loss is None:
+            return None
+        return "the loss of evaluations is cross-entropy, that of training steps your own: do not compare them"
+
 
 def name_parts(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Replace objects among the fields of TrainConfig by their import paths or descriptions. Returns the fields, and

@@ -118,7 +118,8 @@ def test_a_script_with_own_parts_is_killed_resumes_to_the_bit_and_is_evaluated(t
     assert "--trust-code" in refused.stderr
     evaluated = json.loads(complete(*typed, "--trust-code", cwd=tmp_path))
     assert evaluated["data"] == f"{script}:Stripes"
-    assert evaluated["sizes"][0]["top1"] == result["result"]["top1"] > 0.9
+    assert evaluated["images"] == result["result"]["images"], "the images of the run's test split"
+    assert evaluated["scores"][0]["top1"] == result["result"]["top1"] > 0.9
 
 
 class Stop(Callback):

@@ -45,6 +45,7 @@ class CustomModel(Model):
     """Runs a module of the user's own, and checks its output: logits (B, num_classes)."""
 
     config: CustomConfig
+    code_digest: str | None = None  # of the file with its code, if it is known
 
     def __init__(self, module: nn.Module, config: CustomConfig):
         super().__init__()

@@ -18,7 +18,14 @@ from vitreous import __version__
 from vitreous.errors import VitreousError, brief, one_line, summarize_names
 from vitreous.models.custom import CustomConfig, CustomModel, build_custom_module
 from vitreous.preprocessing import Preprocessing
-from vitreous.utils.import_path import import_object, import_path_of, is_import_path, object_text, short_import_path
+from vitreous.utils.import_path import (
+    import_object,
+    import_path_of,
+    is_import_path,
+    object_text,
+    short_import_path,
+    source_digest,
+)
 from vitreous.weights.checkpoint_files import open_checkpoint
 from vitreous.weights.containers import write_tensors
 from vitreous.weights.native import CUSTOM, check_labels
@@ -57,13 +64,15 @@ def load_custom(source: str | os.PathLike[str], model: object, device: torch.dev
             if not is_import_path(model):
                 raise VitreousError(f"model = {brief(model)}: expected a class, function or module, or file.py:NAME")
             model = import_object(model)
-        code = short_import_path(import_path_of(model) or object_text(model))
+        path = import_path_of(model)
+        code = short_import_path(path or object_text(model))
         module = build_custom_module(model, code, config.num_classes, config.channels, config.image_size)
         _load_tensors(module, {name: tensors[name] for name in tensors}, code)
     except VitreousError as error:
         raise VitreousError(f"{name}: {error}") from error
     loaded = CustomModel(module, config)
     loaded.preprocessing, loaded.labels = preprocessing, labels
+    loaded.code_digest = None if path is None else source_digest(path)
     loaded.multi_label = metadata.get("multi_label") is True
     return loaded.to(device).eval()
 

@@ -1,0 +1,230 @@
+"""Generates the body of docs/api.md from signatures, docstrings and field comments: `python docs/refresh.py` calls it.
+
+A docstring is Markdown. Its examples (`>>>`) become code blocks. Fields are explained by the comment behind them or by the
+string below them.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from dataclasses import is_dataclass
+from importlib import import_module
+from inspect import cleandoc, getdoc, getsource, isclass, isfunction
+from pathlib import Path
+from textwrap import dedent
+from typing import Any, NamedTuple, get_type_hints
+
+import vitreous
+
+SOURCE = Path(vitreous.__file__).parent
+WIDTH = 100  # characters of a signature on one line
+# The group of a name is that of the longest prefix of its module.
+GROUPS = {
+    "Models": ("vitreous.models", "vitreous.preprocessing", "vitreous.fast"),
+    "Weights": ("vitreous.weights",),
+    "Data": ("vitreous.data", "vitreous.reports.check_data"),
+    "Training": ("vitreous.training",),
+    "Prediction and evaluation": ("vitreous.evaluation", "vitreous.serving"),
+    "Inspection": ("vitreous.inspection", "vitreous.reports"),
+    "Experiments": ("vitreous.experiments", "vitreous.benchmark"),
+    "Errors and warnings": ("vitreous.errors",),
+}
+# Types of arguments and results that are not names of `vitreous` itself.
+OTHER_TYPES = {
+    "Result": "vitreous.evaluation.metrics",
+    "ClassScore": "vitreous.evaluation.metrics",
+    "Calibration": "vitreous.models.calibration",
+    "CalibrationReport": "vitreous.evaluation.calibration",
+    "CalibrationScores": "vitreous.evaluation.temperature",
+    "DataCheck": "vitreous.evaluation.data_check",
+    "InferenceOptions": "vitreous.evaluation.inference_options",
+    "ExperimentResult": "vitreous.experiments.experiment_result",
+    "ReproduceOptions": "vitreous.experiments.options",
+    "Accelerated": "vitreous.fast.accelerate",
+    "Flops": "vitreous.models.cost",
+    "Source": "vitreous.data.dataset",
+}
+
+
+class Attribute(NamedTuple):
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+def api_reference() -> str:
+    """Return an index of all public names, and an entry for each, by group."""
+    groups: dict[str, list[str]] = {title: [] for title in GROUPS}
+    for name, home in vitreous._HOMES.items():
+        groups[group_of(home)].append(name)
+    lines, entries = [], []
+    for title, members in groups.items():
+        members.sort(key=lambda name: (isclass(getattr(vitreous, name)), name.lower()))
+        lines += [f"\n**{title}**\n", *(f"- [`{name}`](#{anchor(name)}): {summary(name)}" for name in members)]
+        entries += [f"## {title}", *(entry(name, getattr(vitreous, name)) for name in members)]
+    entries += ["## Other types", "Types of arguments and results. They are imported from their modules."]
+    entries += [entry(name, getattr(import_module(home), name)) for name, home in OTHER_TYPES.items()]
+    return "\n\n".join(["\n".join(lines).strip(), *entries])
+
+
+def group_of(module: str) -> str:
+    found = [
+        (len(prefix), title)
+        for title, prefixes in GROUPS.items()
+        for prefix in prefixes
+        if f"{module}.".startswith(f"{prefix}.")
+    ]
+    assert found, f"{module} has no group in docs/api_reference.py"
+    return max(found)[1]
+
+
+def anchor(name: str) -> str:
+    return name.lower() if isfunction(getattr(vitreous, name)) else f"class-{name.lower()}"
+
+
+def summary(name: str) -> str:
+    """Return the first sentence of a docstring."""
+    first = " ".join((getdoc(getattr(vitreous, name)) or "").split("\n\n")[0].split())
+    return escape(re.split(r"(?<=[.:]) (?=[A-Z`(])", first)[0].rstrip(":"))
+
+
+def entry(name: str, item: Any) -> str:
+    """Return the section of a class or function."""
+    place = Path(import_module(item.__module__).__file__ or "").relative_to(SOURCE).as_posix()
+    parts = [f"### {'class ' if isclass(item) else ''}{name}"]
+    if isclass(item):
+        parts += [docstring(item), *class_members(item)]
+    else:
+        parts += [f"```python\n{signature(item)}\n```", docstring(item)]
+    return "\n\n".join(filter(None, [*parts, f"Source: [`{place}`](../src/vitreous/{place})"]))
+
+
+def class_members(item: type) -> list[str]:
+    """Return the table of attributes, groups of fields (of TrainConfig), and the methods of a class."""
+    attributes = fields_of(item)
+    hints = get_type_hints(item) if is_dataclass(item) else {}
+    groups = {one.name: hints[one.name] for one in attributes if one.default == f"{one.type}()"}
+    groups = {name: hint for name, hint in groups.items() if is_dataclass(hint)}
+    parts = [table([one for one in attributes if one.name not in groups] + properties_of(item))]
+    parts += [
+        f"#### {group.__name__}: `{name}`\n\n{docstring(group)}\n\n{table(fields_of(group))}"
+        for name, group in groups.items()
+    ]
+    for name, method in methods_of(item).items():
+        parts += [f"#### `{signature(method, name)}`", docstring(method)]
+    return parts
+
+
+def own_classes(item: type) -> list[type]:
+    """A class and its bases in this package, the bases first."""
+    return [one for one in reversed(item.__mro__) if one.__module__.startswith("vitreous.")]
+
+
+def methods_of(item: type) -> dict[str, Any]:
+    """The public methods of a class and its bases in this package."""
+    members = {name: value for one in own_classes(item) for name, value in vars(one).items() if name[0] != "_"}
+    members = {name: getattr(value, "__func__", value) for name, value in members.items()}
+    return {name: value for name, value in members.items() if isfunction(value)}
+
+
+def properties_of(item: type) -> list[Attribute]:
+    members = {name: value for one in own_classes(item) for name, value in vars(one).items() if name[0] != "_"}
+    found = {name: getattr(value, "fget", None) or getattr(value, "func", None) for name, value in members.items()}
+    return [
+        Attribute(name, ast.unparse(returns), "", " ".join((getdoc(function) or "").split()))
+        for name, function in found.items()
+        if function is not None and (returns := parse(function).returns) is not None
+    ]
+
+
+def fields_of(item: type) -> list[Attribute]:
+    """The annotated public fields of a class and its bases, with the comment behind or the string below each."""
+    found: dict[str, Attribute] = {}
+    for one in own_classes(item):
+        source = dedent(getsource(one))
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+        body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+        for node, following in zip(body, [*body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
+                lines = range(node.lineno, (node.end_lineno or 0) + 1)
+                meaning = " ".join(comments[line] for line in lines if line in comments)
+                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                    meaning = " ".join(cleandoc(str(following.value.value)).split())
+                name, default = node.target.id, "" if node.value is None else shown_default(node.value, one)
+                inherited = found.pop(name).meaning if name in found else ""
+                found[name] = Attribute(name, ast.unparse(node.annotation), default, meaning or inherited)
+    return list(found.values())
+
+
+def shown_default(node: ast.expr, item: Any) -> str:
+    """A default value as text: the value of a constant, and what `default_factory` returns."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "field":
+        return f"{ast.unparse(node.keywords[0].value)}()"
+    value = vars(import_module(item.__module__)).get(node.id, item) if isinstance(node, ast.Name) else item
+    return ast.unparse(node) if value is item or callable(value) else repr(value)
+
+
+def parse(function: Any) -> ast.FunctionDef:
+    node = ast.parse(dedent(getsource(function))).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return node
+
+
+def signature(function: Any, name: str | None = None) -> str:
+    """Return `name(arguments) -> result` as in the source; a long one has one argument per line. Methods have no self."""
+    node = parse(function)
+    listed = [*node.args.posonlyargs, *node.args.args]
+    defaults = [None] * (len(listed) - len(node.args.defaults)) + node.args.defaults
+    parts = [argument(*pair, function) for pair in zip(listed, defaults, strict=True) if pair[0].arg not in ("self", "cls")]
+    if node.args.vararg or node.args.kwonlyargs:
+        parts.append("*" + (ast.unparse(node.args.vararg) if node.args.vararg else ""))
+    parts += [argument(*pair, function) for pair in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+    parts += [f"**{ast.unparse(node.args.kwarg)}"] if node.args.kwarg else []
+    start = f"{'vitreous.' if name is None else ''}{name or node.name}"
+    end = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    line = f"{start}({', '.join(parts)}){end}"
+    if name is not None or len(line) <= WIDTH:  # a method is a heading
+        return line
+    return f"{start}(\n{''.join(f'    {part},{chr(10)}' for part in parts)}){end}"
+
+
+def argument(node: ast.arg, default: ast.expr | None, function: Any) -> str:
+    if default is None:
+        return ast.unparse(node)
+    equals = " = " if node.annotation else "="
+    return f"{ast.unparse(node)}{equals}{shown_default(default, function)}"
+
+
+def docstring(item: Any) -> str:
+    """Return a docstring as Markdown: examples in code blocks, links to public names."""
+    paragraphs = []
+    for paragraph in (getdoc(item) or "").split("\n\n"):
+        text, _, code = paragraph.partition(">>>")
+        paragraphs += [link_names(escape(text.strip()))] if text.strip() else []
+        paragraphs += [f"```pycon\n>>>{code}\n```"] if code else []
+    return "\n\n".join(paragraphs).replace("\n```\n\n```pycon\n", "\n\n")  # one block for an example with blank lines
+
+
+def link_names(text: str) -> str:
+    names = "|".join(sorted(vitreous.__all__, key=len, reverse=True))
+    return re.sub(rf"`vitreous\.({names})`", lambda match: f"[{match[0]}](#{anchor(match[1])})", text)
+
+
+def escape(text: str) -> str:
+    """Escape what Markdown would interpret, except in code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part[:1] == "`" else re.sub(r"([*<])", r"\\\1", part) for part in parts)
+
+
+def table(attributes: list[Attribute]) -> str:
+    """Return a table of fields and properties. Properties have no default."""
+    if not attributes:
+        return ""
+    rows = ["| attribute | type | default | meaning |", "|---|---|---|---|"]
+    for one in attributes:
+        cells = (f"`{one.name}`", f"`{one.type}`", f"`{one.default}`" * bool(one.default), link_names(escape(one.meaning)))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)

@@ -1,0 +1,88 @@
+"""Every public name has a docstring with an example that runs, and explains its arguments, fields and methods.
+
+`...` in the output of an example stands for any text.
+"""
+
+import doctest
+import inspect
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitreous
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+from api_reference import fields_of, methods_of, own_classes, properties_of  # noqa: E402
+
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+CLASSES = [name for name in vitreous.__all__ if inspect.isclass(getattr(vitreous, name))]
+FUNCTIONS = [name for name in vitreous.__all__ if name not in CLASSES]
+
+
+def examples(name: str) -> Iterator[doctest.DocTest]:
+    """The examples of a public name, of its methods, and of its groups of fields."""
+    item = getattr(vitreous, name)
+    for one in own_classes(item) if inspect.isclass(item) else [item]:
+        tests = doctest.DocTestFinder().find(one, one.__name__, globs={"vitreous": vitreous})
+        yield from (test for test in tests if test.examples)
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in an empty folder, with a cache folder of its own."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    return folder
+
+
+@pytest.mark.parametrize("name", vitreous.__all__)
+def test_the_examples_run(name: str, empty_folder: Path) -> None:
+    found = list(examples(name))
+    assert any(test.name == name for test in found), f"vitreous.{name} has no example (>>>) in its docstring"
+    for test in found:
+        report: list[str] = []
+        # A fresh runner for each: `runner.run` clears the names of the example afterwards.
+        result = doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=report.append)
+        assert not result.failed, "".join(report)
+
+
+def test_a_wrong_or_missing_example_is_found(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong() -> None:
+        """
+        >>> 1 + 1
+        3
+        """
+
+    def missing() -> None:
+        """No example."""
+
+    for function, message in ((wrong, r"Expected:\s+3\s+Got:\s+2"), (missing, "vitreous.missing has no example")):
+        monkeypatch.setattr(vitreous, function.__name__, function, raising=False)
+        with pytest.raises(AssertionError, match=message):
+            test_the_examples_run(function.__name__, empty_folder)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_is_explained(name: str) -> None:
+    function = getattr(vitreous, name)
+    text = inspect.getdoc(function) or ""
+    unexplained = [one for one in inspect.signature(function).parameters if f"`{one}" not in text]
+    assert not unexplained, f"the docstring of vitreous.{name} does not explain {', '.join(unexplained)}"
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_field_and_method_is_explained(name: str) -> None:
+    item = getattr(vitreous, name)
+    groups = [hint for hint in typing.get_type_hints(item).values() if vars(hint).get("__dataclass_fields__")] if name == "TrainConfig" else []
+    fields: list[Any] = [field for one in (item, *groups) for field in (*fields_of(one), *properties_of(one))]
+    unexplained = [field.name for field in fields if not field.meaning]
+    unexplained += [f"{method}()" for method, function in methods_of(item).items() if not inspect.getdoc(function)]
+    assert not unexplained, f"vitreous.{name} does not explain {', '.join(unexplained)}"

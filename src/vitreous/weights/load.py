@@ -41,16 +41,27 @@ def load(
     dtype: torch.dtype | None = torch.float32,
     preprocessing: Preprocessing | str | None = None,
 ) -> VisionTransformer | BiT:
-    """Load the model of a checkpoint in any dialect, in eval mode. `source`: a file, a folder, `hf://owner/name`, a
-    name of `vitreous models --weights` such as "deit-tiny", which is downloaded if there is no such file, or
-    "vitreous-mini", which comes with the package (for a file of that name: "./vitreous-mini", or a Path).
+    """Load the model of a checkpoint in any dialect: Google, timm, Hugging Face, torchvision, DINO, our own.
 
-    `num_classes=K`: replace the head, and the pre-logits layer before it, by a new head of zeros; 0: no head.
-    `image_size`: resample the positional embeddings to this size. `heads`: for files that do not contain it.
-    `strict=False`: initialise missing tensors at random and ignore unexpected ones, with a warning.
-    `dtype=None`: keep the dtype of the file. `preprocessing`: a Preprocessing, or google, augreg, deit, torchvision or
-    dino, for files that do not contain it. The model has `report` (a LoadReport), `labels`, `preprocessing` and
-    `calibration` (None unless `vitreous.calibrate` wrote the file).
+    - `source`: a file, a folder, `hf://owner/name`, a name of `vitreous models --weights` such as "deit-tiny", which is
+      downloaded if there is no such file, or "vitreous-mini", which comes with the package (for a file of that name:
+      "./vitreous-mini", or a `Path`)
+    - `num_classes`: replace the head, and the pre-logits layer before it, by a new head of zeros; 0: no head
+    - `image_size`: resample the position embeddings to this size: one number or (height, width)
+    - `heads`: number of attention heads, for files that do not contain it
+    - `strict`: False: initialise missing tensors at random and ignore unexpected ones, with a warning
+    - `device`: of the weights
+    - `dtype`: of the weights; None: that of the file
+    - `preprocessing`: a `Preprocessing`, or google, augreg, deit, torchvision or dino, for files that do not contain it
+
+    Returns the model in eval mode, with `report` (a `LoadReport`), `labels`, `preprocessing` and `calibration`. A file
+    that is damaged or not fully understood raises a `VitreousError`.
+
+    >>> from sklearn.datasets import load_sample_image
+    >>> model = vitreous.load("vitreous-mini")
+    >>> logits = model(model.preprocessing([load_sample_image("china.jpg")]))
+    >>> model.labels[int(logits.argmax())]
+    'church'
     """
     with _garbage_collection_disabled():
         checkpoint = read_checkpoint(

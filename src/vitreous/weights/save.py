@@ -43,11 +43,11 @@ def save(
     Returns notes on what the file cannot contain. If the file would not compute the same outputs (hooks, adapters,
     replaced modules, NaN in the weights), nothing is written, and a `VitreousError` names the reason.
 
-    >>> model = vitreous.load("vitreous-mini").reset_head(7)
-    >>> model.labels = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-    >>> notes = vitreous.save(model, "days.safetensors")
-    >>> vitreous.load("days.safetensors").labels[0]
-    'mon'
+    >>> model = vitreous.create("Ti/16", num_classes=3)
+    >>> model.labels = ("cat", "dog", "fish")
+    >>> notes = vitreous.save(model.eval(), "pets.safetensors")
+    >>> vitreous.load("pets.safetensors").labels
+    ('cat', 'dog', 'fish')
     """
     _check_target(Path(path), to)
     return _write_checkpoint(snapshot(model, force), path, to, force)

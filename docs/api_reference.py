@@ -1,7 +1,7 @@
 """Generates the body of docs/api.md from signatures, docstrings and field comments: `python docs/refresh.py` calls it.
 
-A docstring is Markdown. Its examples (`>>>`) become code blocks. Fields are explained by the comment behind them or by the
-string below them.
+A docstring is Markdown. Its examples (`>>>`) become code blocks. A field is explained by the comment behind it or by
+the string below it. Types are those in the source; aliases such as `Size` are replaced by what they stand for.
 """
 
 import ast
@@ -13,7 +13,7 @@ from importlib import import_module
 from inspect import cleandoc, getdoc, getsource, isclass, isfunction
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import vitreous
 
@@ -81,7 +81,7 @@ def group_of(module: str) -> str:
 
 
 def anchor(name: str) -> str:
-    return name.lower() if isfunction(getattr(vitreous, name)) else f"class-{name.lower()}"
+    return name if name[0].islower() else f"class-{name.lower()}"
 
 
 def summary(name: str) -> str:
@@ -103,11 +103,8 @@ def entry(name: str, item: Any) -> str:
 
 def class_members(item: type) -> list[str]:
     """Return the table of attributes, groups of fields (of TrainConfig), and the methods of a class."""
-    attributes = fields_of(item)
-    hints = get_type_hints(item) if is_dataclass(item) else {}
-    groups = {one.name: hints[one.name] for one in attributes if one.default == f"{one.type}()"}
-    groups = {name: hint for name, hint in groups.items() if is_dataclass(hint)}
-    parts = [table([one for one in attributes if one.name not in groups] + properties_of(item))]
+    groups = field_groups(item)
+    parts = [table([one for one in fields_of(item) if one.name not in groups] + properties_of(item))]
     parts += [
         f"#### {group.__name__}: `{name}`\n\n{docstring(group)}\n\n{table(fields_of(group))}"
         for name, group in groups.items()
@@ -115,6 +112,13 @@ def class_members(item: type) -> list[str]:
     for name, method in methods_of(item).items():
         parts += [f"#### `{signature(method, name)}`", docstring(method)]
     return parts
+
+
+def field_groups(item: type) -> dict[str, type]:
+    """The fields of a dataclass that are dataclasses with default values: the groups of settings of TrainConfig."""
+    hints = get_type_hints(item) if is_dataclass(item) else {}
+    names = [one.name for one in fields_of(item) if one.default == f"{one.type}()"]
+    return {name: hints[name] for name in names if is_dataclass(hints[name])}
 
 
 def own_classes(item: type) -> list[type]:
@@ -133,7 +137,7 @@ def properties_of(item: type) -> list[Attribute]:
     members = {name: value for one in own_classes(item) for name, value in vars(one).items() if name[0] != "_"}
     found = {name: getattr(value, "fget", None) or getattr(value, "func", None) for name, value in members.items()}
     return [
-        Attribute(name, ast.unparse(returns), "", " ".join((getdoc(function) or "").split()))
+        Attribute(name, type_text(returns, function), "", " ".join((getdoc(function) or "").split()))
         for name, function in found.items()
         if function is not None and (returns := parse(function).returns) is not None
     ]
@@ -155,7 +159,7 @@ def fields_of(item: type) -> list[Attribute]:
                     meaning = " ".join(cleandoc(str(following.value.value)).split())
                 name, default = node.target.id, "" if node.value is None else shown_default(node.value, one)
                 inherited = found.pop(name).meaning if name in found else ""
-                found[name] = Attribute(name, ast.unparse(node.annotation), default, meaning or inherited)
+                found[name] = Attribute(name, type_text(node.annotation, one), default, meaning or inherited)
     return list(found.values())
 
 
@@ -174,17 +178,19 @@ def parse(function: Any) -> ast.FunctionDef:
 
 
 def signature(function: Any, name: str | None = None) -> str:
-    """Return `name(arguments) -> result` as in the source; a long one has one argument per line. Methods have no self."""
+    """Return `name(arguments) -> result`; a long one has one argument per line. Methods have no self."""
     node = parse(function)
     listed = [*node.args.posonlyargs, *node.args.args]
     defaults = [None] * (len(listed) - len(node.args.defaults)) + node.args.defaults
-    parts = [argument(*pair, function) for pair in zip(listed, defaults, strict=True) if pair[0].arg not in ("self", "cls")]
+    parts = [
+        argument(*pair, function) for pair in zip(listed, defaults, strict=True) if pair[0].arg not in ("self", "cls")
+    ]
     if node.args.vararg or node.args.kwonlyargs:
         parts.append("*" + (ast.unparse(node.args.vararg) if node.args.vararg else ""))
     parts += [argument(*pair, function) for pair in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
     parts += [f"**{ast.unparse(node.args.kwarg)}"] if node.args.kwarg else []
     start = f"{'vitreous.' if name is None else ''}{name or node.name}"
-    end = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    end = f" -> {type_text(node.returns, function)}" if node.returns else ""
     line = f"{start}({', '.join(parts)}){end}"
     if name is not None or len(line) <= WIDTH:  # a method is a heading
         return line
@@ -192,10 +198,23 @@ def signature(function: Any, name: str | None = None) -> str:
 
 
 def argument(node: ast.arg, default: ast.expr | None, function: Any) -> str:
-    if default is None:
-        return ast.unparse(node)
-    equals = " = " if node.annotation else "="
-    return f"{ast.unparse(node)}{equals}{shown_default(default, function)}"
+    text = node.arg if node.annotation is None else f"{node.arg}: {type_text(node.annotation, function)}"
+    equals = "=" if node.annotation is None else " = "
+    return text if default is None else f"{text}{equals}{shown_default(default, function)}"
+
+
+def type_text(node: ast.expr, item: Any) -> str:
+    """Return an annotation as text. Short aliases are replaced by what they stand for."""
+    names = vars(import_module(item.__module__))
+
+    class ReplaceAliases(ast.NodeTransformer):
+        def visit_Name(self, name: ast.Name) -> ast.expr:
+            value = names.get(name.id)
+            is_alias = get_origin(value) is not None or value is str
+            text = "str" if value is str else re.sub(r"\b(typing|collections\.abc)\.", "", str(value))
+            return ast.parse(text, mode="eval").body if is_alias and len(text) <= WIDTH else name
+
+    return ast.unparse(ReplaceAliases().visit(node))
 
 
 def docstring(item: Any) -> str:
@@ -209,8 +228,11 @@ def docstring(item: Any) -> str:
 
 
 def link_names(text: str) -> str:
-    names = "|".join(sorted(vitreous.__all__, key=len, reverse=True))
-    return re.sub(rf"`vitreous\.({names})`", lambda match: f"[{match[0]}](#{anchor(match[1])})", text)
+    """Link public functions, as `vitreous.load`, and classes, as `LoadReport`."""
+    classes = "|".join([name for name in vitreous.__all__ if name[0].isupper()] + list(OTHER_TYPES))
+    functions = "|".join(name for name in vitreous.__all__ if name[0].islower())
+    pattern = rf"`(?:vitreous\.({functions})|(?:vitreous\.)?({classes}))`"
+    return re.sub(pattern, lambda match: f"[{match[0]}](#{anchor(match[1] or match[2])})", text)
 
 
 def escape(text: str) -> str:
@@ -225,6 +247,11 @@ def table(attributes: list[Attribute]) -> str:
         return ""
     rows = ["| attribute | type | default | meaning |", "|---|---|---|---|"]
     for one in attributes:
-        cells = (f"`{one.name}`", f"`{one.type}`", f"`{one.default}`" * bool(one.default), link_names(escape(one.meaning)))
+        cells = (
+            f"`{one.name}`",
+            f"`{one.type}`",
+            f"`{one.default}`" * bool(one.default),
+            link_names(escape(one.meaning)),
+        )
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)

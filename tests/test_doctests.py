@@ -6,8 +6,8 @@
 import doctest
 import inspect
 import sys
-import typing
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import vitreous
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-from api_reference import fields_of, methods_of, own_classes, properties_of  # noqa: E402
+from api_reference import OTHER_TYPES, field_groups, fields_of, methods_of, own_classes, properties_of  # noqa: E402
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 CLASSES = [name for name in vitreous.__all__ if inspect.isclass(getattr(vitreous, name))]
@@ -78,11 +78,13 @@ def test_every_argument_is_explained(name: str) -> None:
     assert not unexplained, f"the docstring of vitreous.{name} does not explain {', '.join(unexplained)}"
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", [*CLASSES, *OTHER_TYPES])
 def test_every_field_and_method_is_explained(name: str) -> None:
-    item = getattr(vitreous, name)
-    groups = [hint for hint in typing.get_type_hints(item).values() if vars(hint).get("__dataclass_fields__")] if name == "TrainConfig" else []
-    fields: list[Any] = [field for one in (item, *groups) for field in (*fields_of(one), *properties_of(one))]
-    unexplained = [field.name for field in fields if not field.meaning]
+    item: Any = getattr(import_module(OTHER_TYPES.get(name, "vitreous")), name)
+    groups = field_groups(item)
+    listed = [one for one in (*fields_of(item), *properties_of(item)) if one.name not in groups]
+    listed += [one for group in groups.values() for one in fields_of(group)]
+    unexplained = [one.name for one in listed if not one.meaning]
     unexplained += [f"{method}()" for method, function in methods_of(item).items() if not inspect.getdoc(function)]
-    assert not unexplained, f"vitreous.{name} does not explain {', '.join(unexplained)}"
+    unexplained += [group.__name__ for group in groups.values() if not inspect.getdoc(group)]
+    assert not unexplained, f"{name} does not explain {', '.join(unexplained)}"

@@ -82,7 +82,7 @@ class DataSet:
     >>> {split: len(images) for split, images in data.splits.items()}
     {'train': 1293, 'val': 144, 'test': 360}
     >>> data.train.image(0).size, data.train.name(0), data.classes[data.train.labels[0]]
-    ((8, 8), 'digits:train[0]', '0')
+    ((8, 8), 'digits:train[0]', '1')
     """
 
     name: str  # for display: "digits", the name of the folder

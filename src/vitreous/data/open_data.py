@@ -67,7 +67,7 @@ def open_data(
     >>> digits = load_digits()
     >>> data = vitreous.open_data(((15 * digits.images).astype("uint8"), digits.target))
     >>> len(data.classes), len(data.train), data.split
-    (10, 1293, '10% for validation, 20% for testing, held out from train, stratified, seed 0')
+    (10, 1437, '10% for validation and 10% for test, held out from train, stratified, seed 0')
     """
     if reading.max_pixels < 1:
         raise VitreousError(f"max_pixels = {reading.max_pixels}: must be 1 or more")

@@ -55,7 +55,9 @@ class CalibrationReport:
     accuracy: float | None  # top-1; None for multi-label data
     before: CalibrationScores  # without a temperature
     after: CalibrationScores  # cross-validated
-    groups: tuple[ThresholdGroup, ...]  # classes with a common threshold, and how precise they are; empty without a requested precision
+    groups: tuple[
+        ThresholdGroup, ...
+    ]  # classes with a common threshold, and how precise they are; empty without a requested precision
     rejection: Rejection | None  # how many images are accepted, and how many of those correctly; cross-validated
     names: tuple[str, ...]  # of the model's classes
     left_out: str  # images that were not used, and why

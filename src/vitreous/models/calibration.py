@@ -22,7 +22,7 @@ class Calibration:
     A prediction of class k is accepted if its probability is at least `thresholds[k]`; None: it is always rejected.
     """
 
-    temperature: float
+    temperature: float  # that logits are divided by
     images: int  # that temperature and thresholds were chosen on
     data: str  # name of their data set
     split: str  # of these images
@@ -64,6 +64,7 @@ class Calibration:
             raise VitreousError(f"calibration: {len(self.thresholds)} thresholds for {num_classes} classes")
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as values for `json.dumps`."""
         return asdict(self)
 
     @classmethod

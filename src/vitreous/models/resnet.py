@@ -254,12 +254,12 @@ class BiT(Model):
     `vitreous.create` and `vitreous.load` return it; `BiT(config)` builds one of a `BiTConfig`.
 
     >>> import torch
-    >>> model = vitreous.create("BiT-R26x1", num_classes=10)
+    >>> model = vitreous.create("BiT-R26x1", num_classes=10, width_factor=0.5)
     >>> images = torch.randn(2, 3, 64, 96)  # any size
     >>> model(images).shape
     torch.Size([2, 10])
     >>> [tuple(maps.shape) for maps in model.intermediates(images, [0, -1])]
-    [(2, 256, 16, 24), (2, 2048, 2, 3)]
+    [(2, 128, 16, 24), (2, 1024, 2, 3)]
     """
 
     config: BiTConfig  # its architecture

@@ -72,7 +72,7 @@ class ViTConfig:
     gelu: Literal["tanh", "erf"] = "tanh"  # approximate or exact GELU, for mlp="gelu" and pool="map"
     norm_eps: float = 1e-6  # epsilon of the LayerNorms
     qkv_bias: bool = True  # biases of queries, keys and values
-    qk_norm: bool = False  # LayerNorm of queries and keys; like qkv_bias and the dropout rates, for the encoder only, not for pool="map"
+    qk_norm: bool = False  # LayerNorm of q and k; like qkv_bias and the dropout rates, not in the pooling of pool="map"
     layer_scale: float | None = None  # initial value; None: no LayerScale
     dropout: float = 0.0  # on the embeddings, the output of attention, and inside and after the MLP
     attention_dropout: float = 0.0  # on the attention weights

@@ -43,11 +43,10 @@ def save(
     Returns notes on what the file cannot contain. If the file would not compute the same outputs (hooks, adapters,
     replaced modules, NaN in the weights), nothing is written, and a `VitreousError` names the reason.
 
-    >>> model = vitreous.create("Ti/16", num_classes=3)
-    >>> model.labels = ("cat", "dog", "fish")
-    >>> notes = vitreous.save(model.eval(), "pets.safetensors")
-    >>> vitreous.load("pets.safetensors").labels
-    ('cat', 'dog', 'fish')
+    >>> model = vitreous.load("vitreous-mini", image_size=128)
+    >>> notes = vitreous.save(model, "mini-128.safetensors")
+    >>> vitreous.load("mini-128.safetensors").config.image_size
+    (128, 128)
     """
     _check_target(Path(path), to)
     return _write_checkpoint(snapshot(model, force), path, to, force)

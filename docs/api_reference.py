@@ -19,6 +19,7 @@ import vitreous
 
 SOURCE = Path(vitreous.__file__).parent
 WIDTH = 100  # characters of a signature on one line
+PROPERTY = "(property)"  # instead of a default value
 # The group of a name is that of the longest prefix of its module.
 GROUPS = {
     "Models": ("vitreous.models", "vitreous.preprocessing", "vitreous.fast"),
@@ -85,9 +86,9 @@ def anchor(name: str) -> str:
 
 
 def summary(name: str) -> str:
-    """Return the first sentence of a docstring."""
+    """Return the first sentence of a docstring, up to a list."""
     first = " ".join((getdoc(getattr(vitreous, name)) or "").split("\n\n")[0].split())
-    return escape(re.split(r"(?<=[.:]) (?=[A-Z`(])", first)[0].rstrip(":"))
+    return escape(re.split(r"[.:] (?=[A-Z`(])", first)[0].rstrip(".:"))
 
 
 def entry(name: str, item: Any) -> str:
@@ -137,7 +138,7 @@ def properties_of(item: type) -> list[Attribute]:
     members = {name: value for one in own_classes(item) for name, value in vars(one).items() if name[0] != "_"}
     found = {name: getattr(value, "fget", None) or getattr(value, "func", None) for name, value in members.items()}
     return [
-        Attribute(name, type_text(returns, function), "", " ".join((getdoc(function) or "").split()))
+        Attribute(name, type_text(returns, function), PROPERTY, " ".join((getdoc(function) or "").split()))
         for name, function in found.items()
         if function is not None and (returns := parse(function).returns) is not None
     ]
@@ -158,17 +159,21 @@ def fields_of(item: type) -> list[Attribute]:
                 if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                     meaning = " ".join(cleandoc(str(following.value.value)).split())
                 name, default = node.target.id, "" if node.value is None else shown_default(node.value, one)
-                inherited = found.pop(name).meaning if name in found else ""
+                inherited = found[name].meaning if name in found else ""
                 found[name] = Attribute(name, type_text(node.annotation, one), default, meaning or inherited)
     return list(found.values())
 
 
 def shown_default(node: ast.expr, item: Any) -> str:
-    """A default value as text: the value of a constant, and what `default_factory` returns."""
+    """A default value as text: the value of a constant of the module, and a call of `default_factory`."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "field":
-        return f"{ast.unparse(node.keywords[0].value)}()"
-    value = vars(import_module(item.__module__)).get(node.id, item) if isinstance(node, ast.Name) else item
-    return ast.unparse(node) if value is item or callable(value) else repr(value)
+        factory = node.keywords[0].value
+        return ast.unparse(factory.body) if isinstance(factory, ast.Lambda) else f"{ast.unparse(factory)}()"
+    if isinstance(node, ast.Name | ast.Subscript | ast.BinOp):
+        value = eval(ast.unparse(node), vars(import_module(item.__module__)))
+        if isinstance(value, str | int | float | tuple | None):
+            return repr(value)
+    return ast.unparse(node)
 
 
 def parse(function: Any) -> ast.FunctionDef:
@@ -242,16 +247,12 @@ def escape(text: str) -> str:
 
 
 def table(attributes: list[Attribute]) -> str:
-    """Return a table of fields and properties. Properties have no default."""
+    """Return a table of fields and properties."""
     if not attributes:
         return ""
     rows = ["| attribute | type | default | meaning |", "|---|---|---|---|"]
-    for one in attributes:
-        cells = (
-            f"`{one.name}`",
-            f"`{one.type}`",
-            f"`{one.default}`" * bool(one.default),
-            link_names(escape(one.meaning)),
-        )
+    for name, kind, default, meaning in attributes:
+        shown = default if default in ("", PROPERTY) else f"`{default}`"
+        cells = (f"`{name}`", f"`{kind}`", shown, link_names(escape(meaning)))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)

@@ -56,8 +56,8 @@ class Preprocessing:
     crop: Crop = (
         "round"  # rounding of an odd margin: "round" half to even (torchvision, timm), or "down" (Hugging Face)
     )
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of pixels in 0..1, for each channel: 1 (grey) or 3 (RGB)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)  # as mean
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # mean of pixels in 0..1, for each channel: 1 (grey) or 3 (RGB)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)  # standard deviation, for the same channels
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the class is frozen

@@ -85,7 +85,7 @@ class DataSet:
     ((8, 8), 'digits:train[0]', '1')
     """
 
-    name: str  # for display: "digits", the name of the folder
+    name: str  # name for display: "digits", the name of the folder
     classes: tuple[str, ...]  # names; labels are indices of them
     channels: int  # 1 if all images are grey, otherwise 3
     train: Source  # images to train on

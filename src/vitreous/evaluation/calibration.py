@@ -53,13 +53,13 @@ class CalibrationReport:
 
     calibration: Calibration  # temperature and thresholds, as stored with the model
     accuracy: float | None  # top-1; None for multi-label data
-    before: CalibrationScores  # without a temperature
-    after: CalibrationScores  # cross-validated
+    before: CalibrationScores  # scores without a temperature
+    after: CalibrationScores  # scores with the temperature, cross-validated
     groups: tuple[
         ThresholdGroup, ...
     ]  # classes with a common threshold, and how precise they are; empty without a requested precision
     rejection: Rejection | None  # how many images are accepted, and how many of those correctly; cross-validated
-    names: tuple[str, ...]  # of the model's classes
+    names: tuple[str, ...]  # class names of the model
     left_out: str  # images that were not used, and why
     warnings: tuple[str, ...]  # reasons to distrust the calibration
     notes: tuple[str, ...]  # other remarks

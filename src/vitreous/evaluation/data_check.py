@@ -105,14 +105,14 @@ class DataCheck:
     """The findings. Images are numbers of `images`; suspects and outliers are in decreasing order of their scores."""
 
     images: CheckedImages  # all images: `images.name(number)`, `images.label(number)`, `images.split_of(number)`
-    model: str  # that computed the features
+    model: str  # name of the model that computed the features
     suspects: tuple[LabelSuspect, ...]  # labels that are probably wrong
     error_rate: float | None  # estimated share of wrong labels; None: labels were not checked
     copies: tuple[CopyGroup, ...]  # identical images, and resized, re-encoded, mirrored or slightly cropped ones
     odd: tuple[OddImage, ...]  # outliers, and tiny, blank and unreadable images
     separation: ClassSeparation | None  # classes that the model cannot tell apart; None: labels were not checked
     curve: LearningCurve | None  # accuracy by number of training images; None: labels were not checked
-    accuracy: float | None  # of the out-of-fold predictions
+    accuracy: float | None  # accuracy of the predictions that the labels are compared with (out-of-fold)
     judged: int  # images whose labels were checked
     method: tuple[str, ...]  # one sentence for each part
     warnings: tuple[str, ...]  # reasons to distrust the findings

@@ -26,7 +26,7 @@ from vitreous.utils.limits import MAX_WORKERS, check_count
 class InferenceOptions:
     """How a model is run on many images."""
 
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of the model
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # device of the model
     batch_size: int = 64  # images per forward pass
     workers: int | None = None  # decoding processes; None: chosen from the data and the number of CPU cores
     precision: Precision = "fp32"  # as in `vitreous.accelerate`

@@ -26,11 +26,11 @@ FORMAT = "vitreous experiment"
 class ExperimentResult:
     """The result of `vitreous.reproduce`. Table, figure and verdict are computed from the records of the cells."""
 
-    name: str  # of the experiment
-    experiment: Experiment  # its declaration: title, conclusion of the paper ...
-    records: CellRecords  # the settings and results of its cells
+    name: str  # name of the experiment
+    experiment: Experiment  # declaration of the experiment: title, conclusion of the paper ...
+    records: CellRecords  # settings and results of its cells
     description: Mapping[str, Any]  # date, command, hardware, data, seeds
-    folder: Path | None = None  # where it was written
+    folder: Path | None = None  # folder that it was written to
 
     @property
     def table(self) -> ResultTable:

@@ -37,7 +37,7 @@ class Accelerated:
     `model.preprocessing`. Other dtypes raise the same error as the model.
     """
 
-    run: Callable[[Tensor], Tensor]  # from images to logits
+    run: Callable[[Tensor], Tensor]  # function from images to logits
     precision: Precision  # fp32, bf16 or fp8
     path: str  # the chosen path, and for the plain path the reason
 

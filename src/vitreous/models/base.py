@@ -45,13 +45,13 @@ AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
 class Model(nn.Module):
     """A ViT or a BiT. `model(images)` returns logits, `model.features(images)` the input of the head."""
 
-    config: ModelConfig  # its architecture
+    config: ModelConfig  # architecture
     head: nn.Module  # a linear layer; the identity for num_classes=0
     pre_logits: nn.Module | None  # hidden layer before the head; None: there is none
     checkpoint_activations: bool = False  # recompute activations in the backward pass: less memory, same gradients
 
     # Stored in the checkpoint together with the weights:
-    preprocessing: Preprocessing | None = None  # from images to the input of these weights; None: not known
+    preprocessing: Preprocessing | None = None  # how images become the input of these weights; None: not known
     labels: tuple[str, ...] | None = None  # class names
     multi_label: bool = False  # several classes per image: probabilities are sigmoids, not a softmax
     calibration: Calibration | None = None  # temperature of the probabilities, and thresholds: `vitreous.calibrate`

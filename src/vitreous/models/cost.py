@@ -51,9 +51,9 @@ class Cost:
     '332.9 GFLOPs, 330 MiB per image in training'
     """
 
-    config: ViTConfig | BiTConfig  # of the model
+    config: ViTConfig | BiTConfig  # config of the model
     size: tuple[int, int]  # (height, width) of the images
-    flops: Flops  # of a forward pass of one image, by part of the model; `flops.total`: of all parts
+    flops: Flops  # FLOPs of a forward pass of one image, by part of the model; `flops.total`: all parts
     grid: tuple[int, int]  # (rows, cols) of patches; for BiT, of the last feature map
 
     @property

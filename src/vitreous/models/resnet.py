@@ -38,7 +38,7 @@ class ResNetConfig:
     """
 
     blocks: tuple[int, ...] = BLOCKS[50]  # bottleneck units per stage; (): the stem only
-    width_factor: float = 1.0  # 1: the stem has 64 channels
+    width_factor: float = 1.0  # width of all layers; 1: the stem has 64 channels
     activation: Literal["pre", "post"] = "pre"  # pre: ResNet-v2, as in BiT. post: ResNet-v1, as in the hybrids
     stem: Literal["imagenet", "small"] = "imagenet"  # 7x7, stride 2, max-pooling; or 3x3, stride 1, for images < 96 px
     pool_border: Literal["nothing", "zeros"] = "nothing"
@@ -89,9 +89,9 @@ class BiTConfig(ResNetConfig):
     (2048, (7, 7))
     """
 
-    image_size: Size = 224  # that it was made for; the model accepts other sizes
-    channels: int = 3  # of the images
-    num_classes: int = 1000  # 0: no head, the model returns features
+    image_size: Size = 224  # size that the model is made for; it accepts others
+    channels: int = 3  # channels of the images
+    num_classes: int = 1000  # number of outputs; 0: no head, the model returns features
     head_bias: float = 0.0  # initial bias of the head; its weights start at zero
 
     def __post_init__(self) -> None:
@@ -262,7 +262,7 @@ class BiT(Model):
     [(2, 128, 16, 24), (2, 1024, 2, 3)]
     """
 
-    config: BiTConfig  # its architecture
+    config: BiTConfig  # architecture
 
     def __init__(self, config: BiTConfig):
         super().__init__()

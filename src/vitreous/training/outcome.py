@@ -33,10 +33,10 @@ class Outcome:
     run: Path  # the run directory
     split: str  # the images of the result: test, or val without a test split, or train without either
     result: Result | None  # accuracy and other metrics; None: there are no validation or test images
-    steps: int  # of training
-    seconds: float  # of training
+    steps: int  # number of training steps
+    seconds: float  # training time
     selection: tuple[str, ...] = ()  # how the weights of the result, and those of best.safetensors, were selected
-    legs: tuple[Leg, ...] = ()  # of a run whose length was changed
+    legs: tuple[Leg, ...] = ()  # earlier and current lengths of the run, if its length was changed
 
 
 def is_complete(directory: RunDirectory) -> bool:

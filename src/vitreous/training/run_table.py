@@ -43,30 +43,30 @@ class RunRow:
     """
 
     path: Path  # the run directory
-    name: str  # of the directory, with its parents if others have the same name
+    name: str  # name of the directory, with its parents if others have the same name
     status: Status  # complete, running, interrupted, diverged (the loss was not finite) or damaged
-    detail: str = ""  # of an unfinished run: how far it is; of a damaged one: what is wrong
+    detail: str = ""  # how far an unfinished run is; what is wrong with a damaged one
     data: str = ""  # path or name that was trained on
-    metric: str = ""  # of the result: top1, or map for several labels per image
-    value: float | None = None  # of the metric
-    interval: tuple[float, float] | None = None  # 95%, of `value`
-    split: str = ""  # of the images of the result
-    images: int | None = None  # of the result
+    metric: str = ""  # metric of the result: top1, or map for several labels per image
+    value: float | None = None  # value of that metric
+    interval: tuple[float, float] | None = None  # 95% interval of `value`
+    split: str = ""  # split that the result was measured on
+    images: int | None = None  # number of images of the result
     measured_on: str = ""  # a letter: results with different letters were measured on different images
-    best_metric: str = ""  # that selects the best weights, on the validation images
-    best_value: float | None = None  # of that metric
-    best_step: int | None = None  # the step of the best weights
-    steps: int | None = None  # that are done
-    total_steps: int | None = None  # of the whole run
-    epochs: float | None = None  # that are done
-    seconds: float | None = None  # of training
-    fingerprint: str = ""  # of data and splits, by name; "": not known
+    best_metric: str = ""  # metric that selects the best weights, on the validation images
+    best_value: float | None = None  # value of that metric
+    best_step: int | None = None  # step of the best weights
+    steps: int | None = None  # number of steps that are done
+    total_steps: int | None = None  # number of steps of the whole run
+    epochs: float | None = None  # number of epochs that are done
+    seconds: float | None = None  # training time
+    fingerprint: str = ""  # fingerprint of data and splits, by name; "": not known
     held_out: str = ""  # hash of the content of the validation and test images; "": not known
     device: str = ""  # name of the GPU, or cpu
-    version: str = ""  # of vitreous
+    version: str = ""  # version of vitreous
     changed: str = ""  # date and time of the last change
-    settings: Mapping[str, Any] = field(default_factory=dict)  # all that determine the weights
-    differences: Mapping[str, Any] = field(default_factory=dict)  # of those, the ones that differ between the rows
+    settings: Mapping[str, Any] = field(default_factory=dict)  # all settings that determine the weights
+    differences: Mapping[str, Any] = field(default_factory=dict)  # those settings that differ between the rows
 
     def to_json(self) -> dict[str, Any]:
         """Values for `json.dumps`."""

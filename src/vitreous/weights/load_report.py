@@ -34,13 +34,13 @@ class LoadReport:
     source: str  # the file, folder or name
     container: str  # safetensors, npz, PyTorch ...
     dialect: str  # the library whose tensor names and layout the file has; native: our own
-    config: ViTConfig | BiTConfig  # as stored in the file, or inferred from its tensors
+    config: ViTConfig | BiTConfig  # config in the file, or inferred from its tensors
     used: tuple[str, ...] = ()  # names of tensors
     ignored: Mapping[str, str] = field(default_factory=dict)  # tensors that are known and not needed, with the reason
     unexpected: tuple[str, ...] = ()  # tensors that were not used, with strict=False
     missing: tuple[str, ...] = ()  # parameters that were initialised at random, with strict=False
     facts: tuple[str, ...] = ()  # notes that are not guesses
-    guesses: Mapping[str, str] = field(default_factory=dict)  # by topic, what the file does not contain and was assumed
+    guesses: Mapping[str, str] = field(default_factory=dict)  # what the file does not contain and was assumed, by topic
     origin: Mapping[str, Any] = field(default_factory=dict)  # file and dialect that the weights were converted from
 
     @property

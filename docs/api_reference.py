@@ -9,11 +9,12 @@ import io
 import re
 import tokenize
 from dataclasses import is_dataclass
+from functools import cache
 from importlib import import_module
 from inspect import cleandoc, getdoc, getsource, isclass, isfunction
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_origin, get_type_hints
 
 import vitreous
 
@@ -31,18 +32,14 @@ GROUPS = {
     "Experiments": ("vitreous.experiments", "vitreous.benchmark"),
     "Errors and warnings": ("vitreous.errors",),
 }
-# Types of arguments and results that are not names of `vitreous` itself.
+# Types of arguments and of parts of results. Classes that public functions return are found by themselves.
 OTHER_TYPES = {
     "Result": "vitreous.evaluation.metrics",
     "ClassScore": "vitreous.evaluation.metrics",
     "Calibration": "vitreous.models.calibration",
-    "CalibrationReport": "vitreous.evaluation.calibration",
     "CalibrationScores": "vitreous.evaluation.temperature",
-    "DataCheck": "vitreous.evaluation.data_check",
     "InferenceOptions": "vitreous.evaluation.inference_options",
-    "ExperimentResult": "vitreous.experiments.experiment_result",
     "ReproduceOptions": "vitreous.experiments.options",
-    "Accelerated": "vitreous.fast.accelerate",
     "Flops": "vitreous.models.cost",
     "Source": "vitreous.data.dataset",
 }
@@ -66,8 +63,22 @@ def api_reference() -> str:
         lines += [f"\n**{title}**\n", *(f"- [`{name}`](#{anchor(name)}): {summary(name)}" for name in members)]
         entries += [f"## {title}", *(entry(name, getattr(vitreous, name)) for name in members)]
     entries += ["## Other types", "Types of arguments and results. They are imported from their modules."]
-    entries += [entry(name, getattr(import_module(home), name)) for name, home in OTHER_TYPES.items()]
+    entries += [entry(name, item) for name, item in other_types().items()]
     return "\n\n".join(["\n".join(lines).strip(), *entries])
+
+
+@cache
+def other_types() -> dict[str, type]:
+    """The types in OTHER_TYPES, and the classes that public functions return."""
+    found = {name: getattr(import_module(home), name) for name, home in OTHER_TYPES.items()}
+    functions = [item for name in vitreous.__all__ if isfunction(item := getattr(vitreous, name))]
+    for function in functions:
+        names, returned = vars(import_module(function.__module__)), parse(function).returns
+        for node in ast.walk(returned) if returned is not None else ():
+            item = names.get(node.id) if isinstance(node, ast.Name) else None
+            if isclass(item) and item.__module__.startswith("vitreous.") and item.__name__ not in vitreous.__all__:
+                found[item.__name__] = item
+    return found
 
 
 def group_of(module: str) -> str:
@@ -217,7 +228,8 @@ def type_text(node: ast.expr, item: Any) -> str:
             value = names.get(name.id)
             is_alias = get_origin(value) is not None or value is str
             text = "str" if value is str else re.sub(r"\b(typing|collections\.abc)\.", "", str(value))
-            return ast.parse(text, mode="eval").body if is_alias and len(text) <= WIDTH else name
+            is_short = len(text) <= (WIDTH if get_origin(value) is Literal else WIDTH // 2)
+            return ast.parse(text, mode="eval").body if is_alias and is_short else name
 
     return ast.unparse(ReplaceAliases().visit(node))
 
@@ -234,7 +246,7 @@ def docstring(item: Any) -> str:
 
 def link_names(text: str) -> str:
     """Link public functions, as `vitreous.load`, and classes, as `LoadReport`."""
-    classes = "|".join([name for name in vitreous.__all__ if name[0].isupper()] + list(OTHER_TYPES))
+    classes = "|".join([name for name in vitreous.__all__ if name[0].isupper()] + list(other_types()))
     functions = "|".join(name for name in vitreous.__all__ if name[0].islower())
     pattern = rf"`(?:vitreous\.({functions})|(?:vitreous\.)?({classes}))`"
     return re.sub(pattern, lambda match: f"[{match[0]}](#{anchor(match[1] or match[2])})", text)

@@ -7,7 +7,6 @@ import doctest
 import inspect
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import vitreous
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-from api_reference import OTHER_TYPES, field_groups, fields_of, methods_of, own_classes, properties_of  # noqa: E402
+from api_reference import field_groups, fields_of, methods_of, other_types, own_classes, properties_of  # noqa: E402
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 CLASSES = [name for name in vitreous.__all__ if inspect.isclass(getattr(vitreous, name))]
@@ -25,7 +24,7 @@ FUNCTIONS = [name for name in vitreous.__all__ if name not in CLASSES]
 
 
 def examples(name: str) -> Iterator[doctest.DocTest]:
-    """The examples of a public name, of its methods, and of its groups of fields."""
+    """The examples in the docstrings of a public name and of its methods. Each has its own copy of the names."""
     item = getattr(vitreous, name)
     for one in own_classes(item) if inspect.isclass(item) else [item]:
         tests = doctest.DocTestFinder().find(one, one.__name__, globs={"vitreous": vitreous})
@@ -49,7 +48,6 @@ def test_the_examples_run(name: str, empty_folder: Path) -> None:
     assert any(test.name == name for test in found), f"vitreous.{name} has no example (>>>) in its docstring"
     for test in found:
         report: list[str] = []
-        # A fresh runner for each: `runner.run` clears the names of the example afterwards.
         result = doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=report.append)
         assert not result.failed, "".join(report)
 
@@ -78,9 +76,9 @@ def test_every_argument_is_explained(name: str) -> None:
     assert not unexplained, f"the docstring of vitreous.{name} does not explain {', '.join(unexplained)}"
 
 
-@pytest.mark.parametrize("name", [*CLASSES, *OTHER_TYPES])
+@pytest.mark.parametrize("name", [*CLASSES, *other_types()])
 def test_every_field_and_method_is_explained(name: str) -> None:
-    item: Any = getattr(import_module(OTHER_TYPES.get(name, "vitreous")), name)
+    item: Any = other_types().get(name) or getattr(vitreous, name)
     groups = field_groups(item)
     listed = [one for one in (*fields_of(item), *properties_of(item)) if one.name not in groups]
     listed += [one for group in groups.values() for one in fields_of(group)]

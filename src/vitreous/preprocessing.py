@@ -135,7 +135,11 @@ class Preprocessing:
         return self.normalise(self.pixels(images))
 
     def at(self, size: tuple[int, int] | int) -> Preprocessing:
-        """Return the same preprocessing for another size. The cropped fraction of the image stays the same."""
+        """Return the same preprocessing for another size. The cropped fraction of the image stays the same.
+
+        >>> print(vitreous.Preprocessing(size=224, resize=256).at(448))
+        short side to 512, centre 448 x 448, bilinear; mean 0.5, 0.5, 0.5; std 0.5, 0.5, 0.5
+        """
         old, new = _check_size(self.size, "size"), _check_size(size, "size")
         resize = self.resize
         if isinstance(resize, int):

@@ -56,8 +56,8 @@ def open_data(
       labels), a dict of these by split, or a class or function without arguments that returns one. The import path of
       such a class or function (file.py:name, package.module:name) can be given as text, and so can the name of an entry
       point in the group vitreous.data
-    - `reading`: columns, splits, classes to use ...: a `vitreous.data.options.Reading`, the group `reading` of
-      `vitreous.TrainConfig`
+    - `reading`: columns, splits, classes to use ...: the group `reading` of a `vitreous.TrainConfig`, such as
+      `vitreous.TrainConfig().with_(only_classes=("cat", "dog")).reading`
     - `count_items`: a function that shows the progress of reading the labels of a Python object
 
     Returns a `DataSet`. Only a few images are decoded, to detect whether all of them are grey. Data that cannot be read

@@ -112,22 +112,23 @@ def calibrate(  # noqa: PLR0913 (keyword arguments, the same as the command's fl
     options: InferenceOptions | None = None,
     bar: ProgressBar = no_progress_bar,
 ) -> CalibrationReport:
-    """Make the probabilities of a model agree with its accuracy, and choose thresholds below which it abstains.
+    """Fit a temperature, so that the probabilities of a model agree with its accuracy, and write it with the model.
 
-    A temperature is fitted on images that the model was not trained on, and written with the model.
+    On request, thresholds are chosen too, below which predictions are rejected.
 
     - `model`: a checkpoint or run, as in `vitreous.load`
-    - `data`: a path or name, as in `vitreous.open_data`; with the data of a run, its validation images are used
+    - `data`: a path or name, as in `vitreous.open_data`. Images that the model was trained on are left out
     - `out`: the .safetensors file to write. Its weights are bit-identical to those of `model`
     - `precision`: also choose thresholds, so that accepted predictions reach this precision
-    - `confidence`: of reaching it; 0: on the calibration images only, without a guarantee
-    - `split`: the split to use; default: val, or the only one
+    - `confidence`: with which it is reached; 0: on the calibration images only, without a guarantee
+    - `split`: train, val, test or all; default: the val split that the data has; else the one that the model's run held
+      out, if the data has a test split; else the test split; else all images
     - `classes`: a file that maps the classes of the data to those of the model
     - `overwrite`: replace an existing `out`
     - `heads`, `preprocessing`: as in `vitreous.load`
-    - `reading`: as in `vitreous.open_data`
+    - `reading`: as in `vitreous.open_data`; default: that of the model's run
     - `options`: an `InferenceOptions`: device, batch size, workers, precision
-    - `bar`: shows the progress; default: nothing
+    - `bar`: a function that shows the progress
 
     Returns a `CalibrationReport`. Too few images, or a precision that is not reached, raise a `VitreousError`.
 

@@ -65,7 +65,8 @@ def reproduce(name: str, *, quiet: bool = False, **fields: Any) -> ExperimentRes
     Results of cells (training runs and measurements) are stored in OUT/cells; a call with the same arguments runs only
     those that are missing. Table, figure and result.json are written to OUT/NAME-SCALE.
 
-    Returns an `ExperimentResult`. An unknown name or field, and an existing result, raise a `VitreousError`.
+    Returns an `ExperimentResult`. An unknown name or field, and an earlier result in the same folder with other data or
+    settings, raise a `VitreousError`.
 
     >>> result = vitreous.reproduce("axial", quiet=True)  # scale tiny: a few seconds, too small for conclusions
     >>> result.verdict.answer, len(result.records), result.folder.name

@@ -65,6 +65,10 @@ class Model(nn.Module):
         The config is updated; the class names and the calibration are removed. The pre-logits layer
         (`representation_size`) is removed with the old head, as in `vitreous.load(..., num_classes=K)`. Returns the
         model.
+
+        >>> model = vitreous.load("vitreous-mini").reset_head(7)
+        >>> model.head
+        Linear(in_features=192, out_features=7, bias=True)
         """
         config = with_classes(self.config, num_classes)
         like = self.head.weight if isinstance(self.head, nn.Linear) else list(self.parameters())[-1]

@@ -41,12 +41,13 @@ def check_data(  # noqa: PLR0913 (each is an option of the command)
     """Check a data set for label errors, copies, outliers and damaged images. No image is changed, moved or deleted.
 
     - `source`: a path or name, as in `vitreous.open_data`
-    - `model`: computes the features; it should not have been trained on these images. As in `vitreous.load`
+    - `model`: a checkpoint, as in `vitreous.load`. It computes the features, and should not have been trained on these
+      images
     - `out`: folder for the page (index.html), suspects.csv and check.json; None: nothing is written
     - `overwrite`: replace an earlier check in `out`
     - `reading`: columns, splits, classes to use, as in `vitreous.open_data`
-    - `device`: of the model; auto: a GPU if there is one
-    - `batch_size`, `workers`: images per batch, and processes that decode images
+    - `device`: where the model runs: cpu, cuda ...; auto: a GPU if there is one
+    - `batch_size`, `workers`: images per forward pass; processes that decode images (default: chosen from the data)
     - `cache`: folder for computed features; default: the user's cache folder
 
     Returns a `DataCheck`. Data or a model that cannot be read, and an existing `out`, raise a `VitreousError`.

@@ -48,7 +48,7 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
     - `head`: the attention head to show, counted from 1; default: the one with the largest attention weight for the
       patch
     - `size`: input size in pixels, one number or (height, width); default: that of the model
-    - `device`: of the model, if it is loaded; auto: a GPU if there is one
+    - `device`: where a model that is loaded runs: cpu, cuda ...; auto: a GPU if there is one
 
     Returns the path of the page. A model without patches (BiT) or an unreadable image raises a `VitreousError`.
 

@@ -21,7 +21,8 @@ def finetune(
 
     - `data`: as in `vitreous.train`
     - `start`: a checkpoint, a run directory, vitreous-mini, a name of `vitreous models --weights`, or hf://owner/name
-    - `recipe`: fast, paper (the protocol of the ViT paper), linear (only the head) or lora (low-rank adapters)
+    - `recipe`: fast, paper (the protocol of the ViT paper), linear (only the head), lora (low-rank adapters), or an
+      import path as in `vitreous.recipe`
     - `quiet`, `overwrite`: as in `vitreous.train`
     - `fields`: fields of `vitreous.TrainConfig`, which override the recipe
 

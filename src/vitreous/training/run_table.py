@@ -69,7 +69,7 @@ class RunRow:
     differences: Mapping[str, Any] = field(default_factory=dict)  # those settings that differ between the rows
 
     def to_json(self) -> dict[str, Any]:
-        """Values for `json.dumps`."""
+        """Return the fields as values for `json.dumps`."""
         return {**asdict(self), "path": str(self.path)}
 
 

@@ -72,7 +72,7 @@ def train(
     continues an interrupted run by its directory alone if data and callbacks are given as classes or functions that can
     be imported, or as text; otherwise they have to be passed to it again.
 
-    >>> outcome = vitreous.train("digits", out="run", duration="2 epochs", lr=0.003, quiet=True)
+    >>> outcome = vitreous.train("digits", out="run", duration="30 steps", lr=0.003, quiet=True)
     >>> sorted(path.name for path in outcome.run.glob("*.safetensors"))
     ['best.safetensors', 'image_digests.safetensors', 'last.safetensors']
     >>> vitreous.load("run").config.num_classes  # the best weights

@@ -23,10 +23,12 @@ from vitreous.utils.limits import MAX_WORKERS, check_count
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    batch_size: int = 64
+    """How a model is run on many images."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # device of the model
+    batch_size: int = 64  # images per forward pass
     workers: int | None = None  # decoding processes; None: chosen from the data and the number of CPU cores
-    precision: Precision = "fp32"
+    precision: Precision = "fp32"  # as in `vitreous.accelerate`
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)

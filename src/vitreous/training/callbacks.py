@@ -24,12 +24,15 @@ Metrics = Mapping[str, Mapping[str, float]]  # by weights: raw, and ema if there
 class Callback:
     """Base class of callbacks: override the methods that you need, and pass instances or classes to `vitreous.train`.
 
-    >>> class StopAtStep(Callback):
-    ...     def on_step(self, run):
-    ...         if run.step == 100:
-    ...             run.stop("100 steps are enough")
+    The methods get a `TrainingRun`. With several processes, every process calls its own callbacks.
 
-    With several processes, every process calls its own callbacks.
+    >>> class StopAtStep(vitreous.Callback):
+    ...     def on_step(self, run):
+    ...         if run.step == 3:
+    ...             run.stop("3 steps are enough")
+    >>> outcome = vitreous.train("digits", out="run", duration="100 steps", callbacks=[StopAtStep], quiet=True)
+    >>> outcome.steps
+    3
     """
 
     def on_start(self, run: TrainingRun) -> None:
@@ -57,7 +60,17 @@ class Callback:
 
 
 class TrainingRun:
-    """What a callback sees of a run, and what it can change."""
+    """What a callback sees of a run, and what it can change.
+
+    >>> class HalveRate(vitreous.Callback):
+    ...     def on_step(self, run):
+    ...         print(f"step {run.step} of {run.steps}, learning rate x {run.lr_scale}")
+    ...         run.lr_scale /= 2
+    >>> outcome = vitreous.train("digits", out="run", duration="3 steps", callbacks=[HalveRate], quiet=True)
+    step 1 of 3, learning rate x 1.0
+    step 2 of 3, learning rate x 0.5
+    step 3 of 3, learning rate x 0.25
+    """
 
     def __init__(self, loop: TrainingLoop):
         self._loop = loop

@@ -214,7 +214,18 @@ class Run:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All settings of a run. A field that is None is chosen from the data and printed, or keeps the model's value."""
+    """All settings of a run. A field that is None is chosen from the data and printed, or keeps the model's value.
+
+    Fields are in groups, and their names are unique: `vitreous.train`, `with_` and the command line take them by name.
+
+    >>> config = vitreous.TrainConfig().with_(model="S/16", lr=1e-3, duration="30 epochs")
+    >>> config.optimiser.lr, config.schedule.duration
+    (0.001, '30 epochs')
+    >>> config.with_(learning_rate=1e-3)
+    Traceback (most recent call last):
+    ...
+    vitreous.errors.VitreousError: TrainConfig has no field 'learning_rate'; ...
+    """
 
     architecture: Architecture = field(default_factory=Architecture)
     reading: Reading = field(default_factory=Reading)

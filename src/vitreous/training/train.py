@@ -58,24 +58,34 @@ def train(
     overwrite: bool = False,
     **fields: Any,
 ) -> Outcome:
-    """Train a model on images and write a run directory: `train("photos", model="S/16", lr=1e-3)`.
+    """Train a model on images, and write weights, metrics and a report to a run directory.
 
-    `data`: a path or name, or a Python object: a map-style dataset of (image, label), a Hugging Face dataset, a pair of
-    arrays, or a dict of these by split (see `open_data`). `callbacks`: see `vitreous.Callback`.
+    - `data`: a path or name, or a Python object: a map-style dataset of (image, label), a Hugging Face dataset, a pair
+      of arrays, or a dict of these by split (see `vitreous.open_data`)
+    - `config`: settings, such as those of `vitreous.recipe`. Settings that are not given are chosen from the data
+    - `callbacks`: instances or classes; see `vitreous.Callback`
+    - `quiet`: print nothing
+    - `overwrite`: replace the run in the run directory `out`; the earlier run is kept as OUT.replaced until the new run
+      is complete
+    - `fields`: fields of `vitreous.TrainConfig`, with the names of the command-line flags; they override those of
+      `config`. `model`, `loss`, `optimiser` and `augment` may also be your own code:
 
-    Of the fields, `model`, `loss`, `optimiser` and `augment` can be your own code:
-    - model: a torch module that maps images (B, C, H, W) to logits (B, classes); or a class or function that builds it,
-      called with those of `num_classes`, `channels` and `image_size` that it takes.
-    - loss: a function of logits and targets that returns one value per image or their mean, or a class of such objects.
-    - optimiser: a torch.optim.Optimizer class, or a function of groups of parameters that returns an optimiser.
-    - augment: a function of a batch of images (B, C, H, W), 0 to 1, or a class of such objects.
+      - `model`: a torch module from images (B, C, H, W) to logits (B, classes); or a class or function that builds it,
+        called with those of `num_classes`, `channels` and `image_size` that it takes
+      - `loss`: a function of logits and targets that returns one value per image or their mean, or a class of such
+        objects
+      - `optimiser`: a subclass of `torch.optim.Optimizer`, or a function of groups of parameters that returns one
+      - `augment`: a function of a batch of images (B, C, H, W), 0 to 1, or a class of such objects
 
-    A run is resumed by its directory alone if these, the data and the callbacks are given as classes or functions that
-    can be imported, or as text (`file.py:name`); otherwise they have to be passed to `resume` again.
+    Returns an `Outcome`. Wrong settings or data raise a `VitreousError` before anything is written. `vitreous.resume`
+    continues an interrupted run by its directory alone if data, callbacks and your own code are given as classes or
+    functions that can be imported, or as text (`file.py:name`); otherwise they have to be passed to it again.
 
-    `fields` are fields of TrainConfig, with the names of the command-line flags; they override those of `config`.
-    Settings that are not given are chosen from the data. `overwrite`: replace the run in the run directory `out`; the
-    earlier run is kept as OUT.replaced until the new run is complete. `quiet`: print nothing.
+    >>> outcome = vitreous.train("digits", out="run", duration="30 steps", lr=0.003, quiet=True)
+    >>> sorted(path.name for path in outcome.run.glob("*.safetensors"))
+    ['best.safetensors', 'image_digests.safetensors', 'last.safetensors']
+    >>> vitreous.load("run").config.num_classes  # the best weights
+    10
     """
     refuse_during_import("vitreous.train")
     fields, objects = name_parts(fields)
@@ -100,14 +110,23 @@ def resume(
     quiet: bool = False,
     **fields: Any,
 ) -> Outcome:
-    """Continue an interrupted run exactly where its last saved state ends, or extend a run, finished or not:
-    `resume("runs/a", duration="150 epochs")`.
+    """Continue an interrupted run exactly where its last saved state ends, or extend a run, finished or not.
 
-    `config`: the settings to compare with those of the run; `fields` are fields of TrainConfig that override it. The
-    duration and settings that do not affect the weights may change; other differences are an error that lists them.
-    `data`: the new location of the images, if they have moved, or the Python object that the run was started with.
-    `callbacks`, `model`, `loss`, `optimiser` and `augment`: those of the run, if they were not given as classes or
-    functions that can be imported.
+    - `run`: the run directory
+    - `config`: the settings to compare with those of the run
+    - `data`: the new location of the images, if they have moved, or the Python object that the run was started with
+    - `callbacks`: those of the run, if they were not given as classes that can be imported
+    - `quiet`: print nothing
+    - `fields`: fields of `vitreous.TrainConfig` that override `config`. The duration and settings that do not affect
+      the weights may change. `model`, `loss`, `optimiser` and `augment`: the objects of the run, if they cannot be
+      imported
+
+    Returns an `Outcome`; that of the run if it is complete. Other settings, images or callbacks than those of the run
+    raise a `VitreousError` that lists the differences.
+
+    >>> outcome = vitreous.train("digits", out="run", duration="2 steps", quiet=True)
+    >>> vitreous.resume("run", duration="4 steps", quiet=True).steps
+    4
     """
     refuse_during_import("vitreous.resume")
     directory, world = RunDirectory.open(run), World.current()

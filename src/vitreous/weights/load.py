@@ -62,25 +62,32 @@ def load(  # noqa: PLR0913 (keyword arguments)
     preprocessing: Preprocessing | str | None = None,
     model: object = None,
 ) -> VisionTransformer | BiT | CustomModel:
-    """Load the model of a checkpoint in any dialect, in eval mode. `source`: a file, a folder, `hf://owner/name`, a
-    name of `vitreous models --weights` such as "deit-tiny", which is downloaded if there is no such file, or
-    "vitreous-mini", which comes with the package (for a file of that name: "./vitreous-mini", or a Path).
+    """Load the model of a checkpoint in any dialect: Google, timm, Hugging Face, torchvision, DINO, our own.
 
-    `num_classes=K`: replace the head, and the pre-logits layer before it, by a new head of zeros; 0: no head.
-    `image_size`: resample the positional embeddings to this size. `heads`: for files that do not contain it.
-    `strict=False`: initialise missing tensors at random and ignore unexpected ones, with a warning.
-    `dtype=None`: keep the dtype of the file. `preprocessing`: a Preprocessing, or google, augreg, deit, torchvision or
-    dino, for files that do not contain it. The model has `report` (a LoadReport), `labels`, `preprocessing` and
-    `calibration` (None unless `vitreous.calibrate` wrote the file).
+    - `source`: a file, a folder, `hf://owner/name`, a name of `vitreous models --weights` such as "deit-tiny", which is
+      downloaded if there is no such file, or "vitreous-mini", which comes with the package (for a file of that name:
+      "./vitreous-mini", or a `Path`)
+    - `num_classes`: replace the head, and the pre-logits layer before it, by a new head of zeros; 0: no head
+    - `image_size`: resample the position embeddings to this size: one number or (height, width)
+    - `heads`: number of attention heads, for files that do not contain it
+    - `strict`: False: initialise missing tensors at random and ignore unexpected ones, with a warning
+    - `device`: of the weights
+    - `dtype`: of the weights; None: that of the file
+    - `preprocessing`: a `Preprocessing`, or google, augreg, deit, torchvision or dino, for files that do not contain it
+    - `model`: for weights of a model of your own, from `vitreous.train(model=...)`: its class, the function that builds
+      it, the import path of these (`file.py:name`), or a module, which is copied. Besides it, only `device` can be given
 
-    `model`: for the weights of a model of your own, from a run of `vitreous.train(model=...)`: its class, the function
-    that builds it, the import path of these (`file.py:name`), or a module, which is copied. Only `device` can be given
-    besides.
+    Returns the model in eval mode, with `report` (a `LoadReport`), `labels`, `preprocessing` and `calibration`. A file
+    that is damaged or not fully understood raises a `VitreousError`.
+
+    >>> from sklearn.datasets import load_sample_image
+    >>> model = vitreous.load("vitreous-mini")
+    >>> logits = model(model.preprocessing([load_sample_image("china.jpg")]))
+    >>> model.labels[int(logits.argmax())]
+    'church'
     """
     if model is not None:
-        others = {"num_classes": num_classes, "image_size": image_size, "heads": heads, "preprocessing": preprocessing}
-        if given := [name for name, value in others.items() if value is not None]:
-            raise VitreousError(f"{given[0]}: cannot be changed for a model of your own; change its code")
+        _refuse_changes(num_classes=num_classes, image_size=image_size, heads=heads, preprocessing=preprocessing)
         if not strict or dtype not in (torch.float32, None):
             raise VitreousError("strict and dtype: cannot be given for a model of your own")
         return load_custom(source, model, device)
@@ -101,6 +108,12 @@ def load(  # noqa: PLR0913 (keyword arguments)
     loaded.multi_label, loaded.calibration = checkpoint.multi_label, checkpoint.calibration
     loaded.report, loaded.extras = checkpoint.report, checkpoint.extras
     return loaded.eval()
+
+
+def _refuse_changes(**changes: object) -> None:
+    """Raise an error for arguments that a model of the user's own cannot take."""
+    if given := [name for name, value in changes.items() if value is not None]:
+        raise VitreousError(f"{given[0]}: cannot be changed for a model of your own; change its code")
 
 
 @contextmanager

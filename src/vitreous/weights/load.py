@@ -75,7 +75,7 @@ def load(  # noqa: PLR0913 (keyword arguments)
     - `dtype`: of the weights; None: that of the file
     - `preprocessing`: a `Preprocessing`, or google, augreg, deit, torchvision or dino, for files that do not contain it
     - `model`: for weights of a model of your own, from `vitreous.train(model=...)`: its class, the function that
-      builds it, the import path of these (`file.py:name`), or a module, which is copied. Only `device` can be given with it
+      builds it, its import path (`file.py:name`), or a module, which is copied; only `device` can be given with it
 
     Returns the model in eval mode, with `report` (a `LoadReport`), `labels`, `preprocessing` and `calibration`. A file
     that is damaged or not fully understood raises a `VitreousError`.

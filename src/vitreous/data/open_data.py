@@ -24,7 +24,7 @@ from vitreous.data.options import Reading
 from vitreous.data.parquet import find_parquet_files, open_parquet
 from vitreous.data.raw_dataset import RawDataset, check_unique_classes, common_folder
 from vitreous.data.shards import open_shards
-from vitreous.data.splits import MIN_IMAGES_FOR_TEST, train_val_test_split
+from vitreous.data.splits import MIN_IMAGES_FOR_TEST, train_val_test_split, training_subset
 from vitreous.data.user_dataset import FORMS, open_user_data
 from vitreous.data.zip_archive import open_zip
 from vitreous.errors import SystemFaultError, VitreousError, brief, format_count, one_line, refuse_url, summarize_names
@@ -292,6 +292,8 @@ def _to_dataset(raw: RawDataset, reading: Reading) -> DataSet:
     stored = {name: source for name, source in raw.splits.items() if len(source)}
     held_out, how = _hold_out(stored, reading, notes)
     splits = {**stored, **held_out}
+    if reading.train_fraction is not None:
+        splits["train"] = _part_of(splits["train"], bool(held_out), reading, notes)
     return DataSet(
         raw.name,
         raw.classes,
@@ -305,6 +307,17 @@ def _to_dataset(raw: RawDataset, reading: Reading) -> DataSet:
     )
 
 
+def _part_of(train: Source, held_out: bool, reading: Reading, notes: list[str]) -> Source:
+    """The chosen fraction of the training images. `held_out`: they are a subset of the stored split."""
+    assert reading.train_fraction is not None
+    chosen = training_subset(train.labels, reading.train_fraction, reading.split_seed)
+    notes.append(f"{len(chosen):,} of {format_count(len(train), 'training image')} are used (train_fraction)")
+    if held_out:
+        assert isinstance(train, Subset)
+        return Subset(train.source, train.indices[chosen])
+    return Subset(train, chosen)
+
+
 def _hold_out(stored: dict[str, Source], reading: Reading, notes: list[str]) -> tuple[dict[str, Source], str]:
     """The missing splits, taken from the training images, with the remaining `train`; and a description for display."""
     fractions = {"val": reading.val_fraction, "test": reading.test_fraction}
@@ -315,7 +328,7 @@ def _hold_out(stored: dict[str, Source], reading: Reading, notes: list[str]) -> 
             fractions[name] = 0.0
     if "val" in stored and reading.test_fraction is None:
         fractions["test"] = 0.0  # the authors of the data decided which splits it has
-    if "val" in stored and reading.split_seed != 0 and not fractions["test"]:
+    if "val" in stored and reading.split_seed != 0 and not fractions["test"] and reading.train_fraction is None:
         notes.append("split_seed is not used: the data has a validation split")
     train = stored["train"]
     remaining, val, test = train_val_test_split(train.labels, fractions["val"], fractions["test"], reading.split_seed)

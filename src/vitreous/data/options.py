@@ -53,8 +53,11 @@ class Reading:
     test_fraction: float | None = None
     """Fraction of the training images held out for testing, when the data has no test split. Default: as large as the
     validation split if that is held out too and there are at least 100 images, otherwise 0. 0: no test split."""
+    train_fraction: float | None = None
+    """Use only this fraction of the training images, after validation and test images are held out. Every class has
+    its share, and smaller fractions are part of larger ones. Default: all."""
     split_seed: int = 0
-    """Random seed of the held-out validation and test splits."""
+    """Random seed of the held-out validation and test splits, and of the images of `train_fraction`."""
     max_bad: float = 0.01
     """Maximum fraction of unreadable images; 5 images are always accepted. With more, training stops with an error
     before the first step. 0: stop if any image is unreadable."""

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, format_count
 from vitreous.utils import random_keys
 from vitreous.utils.limits import check_seed
 
@@ -68,16 +68,49 @@ def _split_single_label(labels: Tensor, fraction: float, seed: int) -> Tensor:
     if not len(labels) or not fraction:
         return held_out
     sizes = torch.bincount(labels)
+    order, rank = _ranks_within_class(labels, "split", seed)
+    held_out[order] = rank < _class_shares(sizes, fraction, seed)[labels[order]]
+    return held_out
+
+
+def _ranks_within_class(labels: Tensor, purpose: str, seed: int) -> tuple[Tensor, Tensor]:
+    """A random order of the images of each class: the images by class, and their ranks within it, from 0."""
+    sizes = torch.bincount(labels)
     starts = sizes.cumsum(0) - sizes
     by_class = labels.argsort(stable=True)
     position = torch.empty_like(labels)  # of each image within its class
     position[by_class] = torch.arange(len(labels)) - starts[labels[by_class]]
-    draws = random_keys.uniform_at(random_keys.keys(seed, labels), "split", position)
+    draws = random_keys.uniform_at(random_keys.keys(seed, labels), purpose, position)
     order = draws.argsort(stable=True)
     order = order[labels[order].argsort(stable=True)]  # by class, and within a class by the draws
-    rank = torch.arange(len(labels)) - starts[labels[order]]
-    held_out[order] = rank < _class_shares(sizes, fraction, seed)[labels[order]]
-    return held_out
+    return order, torch.arange(len(labels)) - starts[labels[order]]
+
+
+def training_subset(labels: Tensor, fraction: float, seed: int) -> Tensor:
+    """The sorted indices of a stratified subset of the training images, with labels (N,).
+
+    Subsets with the same seed are nested: that of a smaller fraction is part of that of a larger one. The images of a
+    class of n images have the places 1/2, 3/2, ... n - 1/2, divided by n, in a random order; the subset consists of the
+    first images by place (the method of Sainte-Lague). So every class has its share, rounded up or down.
+    """
+    if not 0 < fraction <= 1:
+        raise VitreousError(f"train_fraction = {fraction:g}: expected a fraction, more than 0 and at most 1")
+    if labels.ndim != 1:
+        raise VitreousError("train_fraction: images have several labels; this option needs images with one label each")
+    check_seed("split_seed", seed)
+    sizes = torch.bincount(labels)
+    order, rank = _ranks_within_class(labels, "training subset", seed)
+    places = (rank.double() + 0.5) / sizes[labels[order]]
+    ties = random_keys.uniform_at(random_keys.keys(seed, labels[order]), "training subset order", rank)
+    first = ties.argsort(stable=True)
+    first = first[places[first].argsort(stable=True)]
+    chosen = order[first[: _round_share(len(labels), fraction)]].sort().values
+    if empty := int(((sizes > 0) & (torch.bincount(labels[chosen], minlength=len(sizes)) == 0)).sum()):
+        raise VitreousError(
+            f"train_fraction = {fraction:g}: {len(chosen):,} of {len(labels):,} training images are too few:"
+            f" {format_count(empty, 'class')} would have none"
+        )
+    return chosen
 
 
 def _class_shares(sizes: Tensor, fraction: float, seed: int) -> Tensor:

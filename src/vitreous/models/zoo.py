@@ -1,6 +1,6 @@
 """Names to configs: "B/16", "R50+B/16", "BiT-R50x1", "DINOv2-S/14", "vitreous-mini"."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
@@ -47,6 +47,7 @@ HYBRIDS: list[tuple[str, str, int, tuple[int, ...]]] = [
     ("R50+B/16", "B", 1, (3, 4, 9)),
     ("R50+L/32", "L", 1, BLOCKS[50]),
 ]
+BACKBONE_FIELDS = ("stem", "width_factor")
 
 
 def _build() -> dict[str, tuple[type[ViTConfig] | type[BiTConfig], dict[str, Any]]]:
@@ -94,12 +95,16 @@ def names(pattern: str = "*") -> list[str]:
 
 
 def config(name: str, **changes: Any) -> ViTConfig | BiTConfig:
-    """Return the config of a model name, with some fields changed."""
+    """Return the config of a model name, with some fields changed. `stem` and `width_factor` of a hybrid are those of its
+    ResNet."""
     if not isinstance(name, str):
         raise VitreousError(f"expected a model name such as 'S/16', got {brief(name)}")
     if name not in ZOO:
         raise VitreousError(f"unknown model {name!r}: {_hint(name)}`vitreous models` lists all {len(ZOO)} names")
     kind, settings = ZOO[name]
+    if settings.get("backbone") is not None:  # the stem and the width of a hybrid are those of its ResNet
+        own = {field: changes.pop(field) for field in BACKBONE_FIELDS if field in changes}
+        settings = {**settings, "backbone": replace(settings["backbone"], **own)}
     known = [field.name for field in fields(kind)]
     for change in changes:
         if change not in known:

@@ -59,10 +59,11 @@ class Architecture:
     attention: Literal["full", "axial"] | None = None
     """axial: blocks attend within rows and within columns in turn. Default: that of the model, usually full."""
     stem: Literal["imagenet", "small"] | None = None
-    """Stem of a BiT. imagenet: 7x7, stride 2, max-pooling. small: 3x3, stride 1, without pooling, for images below 96
-    px. Default: imagenet."""
+    """Stem of a BiT or of the ResNet of a hybrid. imagenet: 7x7, stride 2, max-pooling. small: 3x3, stride 1, without
+    pooling, for images below 96 px. Default: imagenet."""
     width_factor: float | None = None
-    """Width of a BiT, as a multiple of 0.5: 1 for the widths of a ResNet-50. Default: that of the model."""
+    """Width of a BiT or of the ResNet of a hybrid, as a multiple of 0.5: 1 for the widths of a ResNet-50. Default: that
+    of the model."""
     representation_size: int | None = None
     """Dimension of a hidden layer (tanh) before the head, as in the paper's pre-training. Default: that of the
     model, usually none."""

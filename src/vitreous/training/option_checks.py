@@ -129,7 +129,7 @@ def unused_option_notes(
     if patience is not None and patience >= evaluations - 1:
         count = format_count(evaluations, "evaluation")
         yield f"patience = {patience} has no effect: the run has {count}, too few to stop before the end"
-    held_out = data.held_out or config.finetuning.lr_candidates
+    held_out = data.held_out or config.finetuning.lr_candidates or config.reading.train_fraction is not None
     if config.reading.split_seed != 0 and not held_out and data.val is None:
         yield f"split_seed = {config.reading.split_seed} has no effect: no split is held out from train"
     if config.schedule.batch_size == 1 and mixes_pairs(config):

@@ -68,7 +68,7 @@ class ExperimentResult:
         if about.get("model"):
             sentences.insert(0, f"Model: {about['model']}.")
         else:
-            weights = "; last weights of every run" if any(cell.run for cell in self.records) else ""
+            weights = f"; {self.experiment.weights}" if any(cell.run for cell in self.records) else ""
             sentences.append(f"Scale {self.records.scale}, {seeds} seed{'s' * (seeds != 1)}{weights}.")
         hardware = machine.get("gpu") or machine.get("cpu", "")
         sentences.append(

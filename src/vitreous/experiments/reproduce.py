@@ -245,8 +245,8 @@ def _check_needs(name: str, experiment: Experiment, options: ReproduceOptions) -
         )
     if needs.transfer and scale == "small" and not options.transfer:
         raise VitreousError(
-            f"{name} at scale small needs another data set to fine-tune on: give one with larger images, such as"
-            " Imagenette at 160 px (github.com/fastai/imagenette), with --transfer DATA"
+            f"{name} at scale small needs another data set to fine-tune on: give one with --transfer DATA, such as"
+            " CIFAR-10, or with larger images Imagenette at 160 px (github.com/fastai/imagenette)"
         )
     if options.model is not None and not needs.model:
         raise VitreousError(f"{name} trains its own models: it takes no --model (figure6 and figure7 do)")
@@ -273,21 +273,26 @@ def _make_sweep(
     tasks: dict[str, CellTask] = {}
     starts: dict[str, str] = {}
     work: dict[str, float] = {}
+    rates: dict[str, str] = {}
     for plan in planned:
         pairs = list(zip(plan.keys, plan.cells, strict=True))
         for key, cell in pairs:
             tasks.setdefault(key, _task(plan, key, cell, options))
             work[key] = expected_work(cell, plan.setting)
-            if cell.start is not None:
-                place = next((k for k, other in pairs if other is cell.start), None)
-                if place is None:
-                    raise VitreousError(f"{plan.name}: a cell starts from another one that is not part of the grid")
-                if cell.start.alone:
-                    raise VitreousError(
-                        f"{plan.name}: a cell starts from a timed one (alone), which runs after all others"
-                    )
-                starts[key] = place
-    return Sweep(tasks, starts, work, reporter, imports)
+            for other, use, places in ((cell.start, "starts", starts), (cell.lr_of, "takes its learning rate", rates)):
+                if other is not None:
+                    places[key] = _place_in_grid(plan.name, f"a cell {use} from", other, pairs)
+    return Sweep(tasks, starts, work, reporter, imports, rates)
+
+
+def _place_in_grid(name: str, use: str, needed: Cell, pairs: Sequence[tuple[str, Cell]]) -> str:
+    """Return the key of a cell that another one needs."""
+    place = next((key for key, other in pairs if other is needed), None)
+    if place is None:
+        raise VitreousError(f"{name}: {use} another one that is not part of the grid")
+    if needed.alone:
+        raise VitreousError(f"{name}: {use} a timed one (alone), which runs after all others")
+    return place
 
 
 def _task(plan: PlannedExperiment, key: str, cell: Cell, options: ReproduceOptions) -> CellTask:

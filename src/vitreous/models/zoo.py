@@ -95,8 +95,8 @@ def names(pattern: str = "*") -> list[str]:
 
 
 def config(name: str, **changes: Any) -> ViTConfig | BiTConfig:
-    """Return the config of a model name, with some fields changed. `stem` and `width_factor` of a hybrid are those of its
-    ResNet."""
+    """Return the config of a model name, with some fields changed. `stem` and `width_factor` of a hybrid are those of
+    its ResNet."""
     if not isinstance(name, str):
         raise VitreousError(f"expected a model name such as 'S/16', got {brief(name)}")
     if name not in ZOO:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,7 +20,10 @@ from vitreous.evaluation.evaluation_images import TrainTestImages, train_and_tes
 from vitreous.evaluation.fewshot import draw_shots
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.measures import MeasureSettings
+from vitreous.evaluation.training_images import SeenImages
+from vitreous.models.cost import cost
 from vitreous.training.outcome import Outcome
+from vitreous.training.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,47 @@ class ValidationAccuracy(CellMeasure):
         if cell.outcome is None or result is None or result.top1 is None or cell.outcome.split == "train":
             raise VitreousError("the data has no validation images: pre-training needs a validation split")
         return {self.value: 100 * result.top1, f"{self.value}_images": result.images}
+
+
+@dataclass(frozen=True)
+class BestValidationAccuracy(CellMeasure):
+    """Top-1 accuracy (%) of best.safetensors on the validation images that selected it, and its step."""
+
+    value: str = "best val"
+
+    def measure(self, cell: TrainedCell) -> dict[str, Any]:
+        best = None if cell.outcome is None else RunDirectory(cell.outcome.run).result().get("best")
+        if best is None:
+            raise VitreousError("the data has no validation images, which select the weights")
+        return {self.value: 100 * best["value"], f"{self.value} step": best["step"]}
+
+
+@dataclass(frozen=True)
+class SelectedRate(CellMeasure):
+    """The learning rate that the run has selected among its candidates, on a development split."""
+
+    value: ClassVar[str] = "learning rate"
+
+    def measure(self, cell: TrainedCell) -> dict[str, Any]:
+        rate = None if cell.outcome is None else RunDirectory(cell.outcome.run).config().optimiser.lr
+        if rate is None:
+            raise VitreousError("this cell has selected no learning rate")
+        return {self.value: rate}
+
+
+@dataclass(frozen=True)
+class TrainingCompute(CellMeasure):
+    """The FLOPs of the run by `vitreous.cost`: 3 x forward x images seen, without a search of the learning rate."""
+
+    def measure(self, cell: TrainedCell) -> dict[str, Any]:
+        if cell.outcome is None:
+            raise VitreousError("this cell trains nothing, so it has no compute")
+        run = RunDirectory(cell.outcome.run)
+        seen = cell.outcome.steps * (run.config().schedule.batch_size or 0)
+        exaflops = cost(cell.opened.built_in_model.config).training_flops * seen / 1e18
+        images = SeenImages.read(run.path)
+        known = {} if images is None else {"training images": len(images.train)}
+        return {"exaFLOPs": exaflops, "images seen": seen, "steps": cell.outcome.steps, **known}
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class CellTask:
     folder: Path  # of all cells
     data: str  # the pre-training data
     device: str
-    start_weights: Path | None = None  # last weights of the cell that this one starts from
+    start_weights: Path | None = None  # weights of the cell that this one starts from
 
     @property
     def name(self) -> str:
@@ -79,12 +79,23 @@ def cell_key(cell: Cell, data: str, fingerprints: Mapping[str, str], version: in
         "data": fingerprints.get(cell.data or data, "") if cell.config is not None else "",
         "measures": measures,
         "start": None if cell.start is None else cell_key(cell.start, data, fingerprints, version, hardware),
+        **_keys_of_options(cell, data, fingerprints, version, hardware),
         "model": fingerprints.get(cell.model or "", cell.model),
         "version": version,
         "vitreous": __version__,
         "hardware": hardware,
     }
     return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def _keys_of_options(
+    cell: Cell, data: str, fingerprints: Mapping[str, str], version: int, hardware: str
+) -> dict[str, str]:
+    """What the result of a cell with these options depends on, too. Without them, nothing."""
+    options = {} if cell.weights == "last" else {"weights": cell.weights}
+    if cell.lr_of is None:
+        return options
+    return {**options, "lr_of": cell_key(cell.lr_of, data, fingerprints, version, hardware)}
 
 
 def _given_settings(config: TrainConfig | None) -> dict[str, Any]:
@@ -156,7 +167,7 @@ def _wait_until_unlocked(directory: RunDirectory) -> None:
 def _measured(task: CellTask, outcome: Outcome | None) -> dict[str, Any]:
     weights = task.cell.model
     if outcome is not None:
-        weights = str(outcome.run / "last.safetensors")
+        weights = str(outcome.run / f"{task.cell.weights}.safetensors")
     temporary = task.folder / f".{task.name}.features"
     trained = TrainedCell(weights, outcome, pick_device(task.device), temporary)
     values: dict[str, Any] = {}

@@ -35,6 +35,8 @@ class Cell:
     data: str | None = None  # the run is trained on this data; None: on the pre-training data
     model: str | None = None  # measure this checkpoint; nothing is trained
     alone: bool = False  # it measures time: no other cell may run at the same time
+    lr_of: Cell | None = None  # the run takes the learning rate that this cell has selected: it measures SelectedRate
+    weights: Literal["last", "best"] = "last"  # those that are measured, and that other cells start from
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Experiment(ABC):
     seeds: ClassVar[Mapping[Scale, int]] = {"tiny": 1, "small": 3, "paper": 3}  # default number of seeds
     time: ClassVar[Mapping[Scale, str]] = {}  # measured time of the whole grid, with the hardware
     needs: ClassVar[Needs] = Needs()
+    weights: ClassVar[str] = "last weights of every run"  # that are measured, for the report
     version: ClassVar[int] = 1  # of the code that makes the cells; results of another version are not reused
 
     @abstractmethod

@@ -147,27 +147,35 @@ def judge(claims: Sequence[Claim], unit: str = "points") -> Verdict:
             "Nothing can be concluded: fewer than two seeds have results, and a test needs the variation between seeds"
             " (--seeds 3).",
         )
-    answers = _holm(known)
-    missing = [claim.text for claim in claims if claim.difference is None]
+    tests = [(*_test_claim(claim), _describe_claim(claim, unit)) for claim in known]
+    missing = "; ".join(claim.text for claim in claims if claim.difference is None)
+    untested = f"Not tested, since fewer than two seeds have results: {missing}." if missing else ""
+    answer, text = judge_tests(tests, untested)
+    return Verdict(answer, f"{text} {_describe_test(known, unit)}")
+
+
+def judge_tests(tests: Sequence[tuple[Answer, float, str]], untested: str = "") -> tuple[Answer, str]:
+    """Judge the claims of a verdict together (Holm). A test: what the data points to, its p, and a text with numbers.
+
+    `untested`: a sentence on claims without a test. Returns the answer, and sentences on all claims.
+    """
+    answers = holm_answers([(answer, p) for answer, p, _ in tests])
     answer: Answer = "undecided"
     if "no" in answers:
         answer = "no"
-    elif set(answers) == {"yes"} and not missing:
+    elif set(answers) == {"yes"} and not untested:
         answer = "yes"
     sentences = []
     for kind, said in SAID.items():
-        group = [_describe_claim(c, unit) for c, given in zip(known, answers, strict=True) if given == kind]
+        group = [text for (_, _, text), given in zip(tests, answers, strict=True) if given == kind]
         if group:
             sentences.append(f"{said}: {'; '.join(group)}.")
-    if missing:
-        sentences.append(f"Not tested, since fewer than two seeds have results: {'; '.join(missing)}.")
-    return Verdict(answer, " ".join([*sentences, _describe_test(known, unit)]))
+    return answer, " ".join([*sentences, *filter(None, [untested])])
 
 
-def _holm(claims: Sequence[Claim]) -> list[Answer]:
-    """Holm's step-down correction over the claims: the smallest p is compared with alpha / n, the next with
-    alpha / (n - 1), and so on until one is not significant."""
-    tests = [_test_claim(claim) for claim in claims]
+def holm_answers(tests: Sequence[tuple[Answer, float]]) -> list[Answer]:
+    """Holm's step-down correction: the smallest p is compared with alpha / n, the next with alpha / (n - 1), and so on
+    until one is not significant. Answers that are not significant become "undecided"."""
     order = sorted(range(len(tests)), key=lambda i: tests[i][1])
     answers: list[Answer] = ["undecided"] * len(tests)
     for rank, place in enumerate(order):

@@ -18,6 +18,7 @@ import torch
 
 from vitreous.data.workers import end_with_parent
 from vitreous.errors import format_count
+from vitreous.experiments.grid.cell_measures import SelectedRate
 from vitreous.experiments.grid.cell_runs import CellTask, run_cell, stored_record
 from vitreous.experiments.grid.experiment import CellRecord
 from vitreous.training.signals import Stopped, StopSignals
@@ -38,6 +39,7 @@ class Sweep:
     work: Mapping[str, float]  # expected amount of work of each cell, for the time left
     reporter: ProgressReporter
     imports: Sequence[str] = ()  # import paths of experiments from files, for other processes
+    rates: Mapping[str, str] = field(default_factory=dict)  # key of the cell whose learning rate a cell takes
     records: dict[str, CellRecord] = field(default_factory=dict)
 
     def run(self, jobs: int, devices: Sequence[str]) -> dict[str, CellRecord]:
@@ -72,18 +74,24 @@ class Sweep:
         return self.records
 
     def prepared(self, key: str, device: str) -> CellTask | CellRecord:
-        """Return the task with its device and initial weights, or the record of a cell that cannot be run."""
-        task = self.tasks[key]
-        if (start := self.starts.get(key)) is None:
-            return replace(task, device=device)
-        before = self.records[start]
-        if before.error:
-            reason = f"the run that it starts from has failed: {before.error}"
-            return CellRecord(dict(task.cell.factors), task.cell.seed, {}, reason, key=key)
-        return replace(task, device=device, start_weights=task.folder / before.run / "last.safetensors")
+        """Return the task with its device, initial weights and learning rate, or the record of a cell that cannot be
+        run."""
+        task = replace(self.tasks[key], device=device)
+        for needed, use in ((self.starts, "starts from"), (self.rates, "takes its learning rate from")):
+            if key in needed and (error := self.records[needed[key]].error):
+                reason = f"the run that it {use} has failed: {error}"
+                return CellRecord(dict(task.cell.factors), task.cell.seed, {}, reason, key=key)
+        if key in self.starts:
+            start = self.starts[key]
+            file = f"{self.tasks[start].cell.weights}.safetensors"
+            task = replace(task, start_weights=task.folder / self.records[start].run / file)
+        if key in self.rates and task.cell.config is not None:
+            rate = float(self.records[self.rates[key]].values[SelectedRate.value])
+            task = replace(task, cell=replace(task.cell, config=task.cell.config.with_(lr=rate)))
+        return task
 
     def is_ready(self, key: str) -> bool:
-        return self.starts.get(key) is None or self.starts[key] in self.records
+        return all(key not in needed or needed[key] in self.records for needed in (self.starts, self.rates))
 
     def finish(self, key: str, record: CellRecord) -> None:
         self.records[key] = record

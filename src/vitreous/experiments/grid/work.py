@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import VitreousError
@@ -23,16 +24,35 @@ def expected_work(cell: Cell, setting: Setting) -> float:
     if cell.config is None:
         return OVERHEAD
     try:
-        return OVERHEAD + training_flops(cell.config, IMAGES)
+        return OVERHEAD + training_flops(cell, round(IMAGES * (cell.config.reading.train_fraction or 1)))
     except VitreousError:  # the settings are wrong: the run will say so
         return OVERHEAD
 
 
-def training_flops(config: TrainConfig, images: int) -> float:
-    """Return the FLOPs of a training run with this number of images per epoch, from its own architecture settings."""
+def training_flops(cell: Cell, images: int) -> float:
+    """Return the FLOPs of the training run of a cell with this number of images per epoch, with those of the search of
+    its learning rate."""
+    assert cell.config is not None
+    return images_seen(cell.config, images) * 3 * cost(cell_model(cell)).flops.total
+
+
+def images_seen(config: TrainConfig, images: int) -> float:
+    """Return how many images a run with this number of images per epoch is trained on, with repetitions."""
     batch = config.schedule.batch_size or 256
     steps = durations.run_length(config.schedule.duration or "1 epoch", batch_size=batch, images=images)
-    return steps * batch * 3e9 * model_gflops(config)
+    each = durations.duration_steps(
+        config.finetuning.candidate_duration, batch_size=batch, images=images, total_steps=steps
+    )
+    return batch * (steps + each * len(config.finetuning.lr_candidates or ()))
+
+
+def cell_model(cell: Cell) -> ViTConfig | BiTConfig:
+    """Return the model of a cell: that of the cell which it starts from, at its own image size."""
+    assert cell.config is not None
+    if cell.start is None or cell.start.config is None:
+        return model_config(cell.config)
+    before, size = cell_model(cell.start), cell.config.architecture.image_size
+    return before if size is None else replace(before, image_size=size)
 
 
 def model_gflops(config: TrainConfig) -> float:

@@ -22,6 +22,7 @@ def reproduce_command(
     *,
     experiment: ReproduceOptions = ReproduceOptions(),  # noqa: B008 (it is frozen)
     from_: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RESULT.json", help_behavior_hint="")] = None,
+    plan: Switch = False,
     json: Switch = False,
 ) -> None:
     """Run experiments of the ViT paper: a table, a figure, and whether the paper's conclusion holds on this data.
@@ -33,12 +34,16 @@ def reproduce_command(
         names: Names of experiments, all, or file.py:NAME for an experiment of your own.
         from_: Draw table, figure and verdict again from this result.json, without any training. They are written to
             OUT/NAME-SCALE.
+        plan: Print the training runs of these experiments, their exaFLOPs and an estimate of their time from the speed
+            measured on this device, and train nothing.
         json: Print results as one JSON object instead of tables.
     """
     from vitreous.errors import VitreousError
     from vitreous.experiments import reproduce as experiment_runs
     from vitreous.experiments.registry import experiment_names
 
+    if plan and (from_ is not None or not names):
+        raise VitreousError("plan: give the names of experiments to plan, without --from")
     if from_ is not None:
         _show([experiment_runs.redraw(from_, Path(experiment.out), experiment.overwrite, names)], json)
         return
@@ -48,6 +53,9 @@ def reproduce_command(
     chosen = tuple(experiment_names()) if names == ("all",) else names
     if "all" in chosen:
         raise VitreousError("all stands for every experiment: give it alone")
+    if plan:
+        _show_plan(chosen, experiment, json)
+        return
     results = experiment_runs.reproduce_all(chosen, experiment, make_reporter(json))
     _show(results, json)
     if any(result.records.failed for result in results):
@@ -91,6 +99,21 @@ def _list_experiments(json: bool) -> None:
     print_columns(columns, text_columns=len(columns))
     print_line()
     print_line("tiny needs no data. Run one with: vitreous reproduce NAME [--scale small --data DATA]")
+
+
+def _show_plan(names: tuple[str, ...], options: ReproduceOptions, json: bool) -> None:
+    from vitreous.experiments.plan import plan_grid
+
+    found = plan_grid(names, options, make_reporter(json))
+    if json:
+        print_json(found.to_json())
+        return
+    texts = [row.texts() for row in found.rows]
+    columns = [(name, [row[place] for row in texts]) for place, name in enumerate(found.COLUMNS)]
+    print_columns(columns, text_columns=2)
+    print_line()
+    for sentence in found.summary():
+        print_line(sentence)
 
 
 def _show(results: "list[ExperimentResult]", json: bool) -> None:

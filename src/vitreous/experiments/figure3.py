@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vitreous.experiments.grid.data_curves import DataCurves, crossing_verdict, curve_rows, draw_curves
 from vitreous.experiments.grid.experiment import Cell, Experiment, Needs, Scale
-from vitreous.experiments.grid.paper_results import IMAGENET_BY_DATA
+from vitreous.experiments.grid.paper_results import TABLE_5
 from vitreous.experiments.grid.records import CellRecords
 from vitreous.experiments.grid.scaling import (
     EARLY_STOPPING,
@@ -53,8 +53,8 @@ class TransferByData(Experiment):
         return crossing_verdict(transfer_curves(records))
 
     def draw(self, records: CellRecords) -> Figure:
-        label = "paper (Table 5): ImageNet (%)"
-        return draw_curves([transfer_curves(records)], IMAGENET_BY_DATA, label)
+        label = "paper (Table 5): accuracy on ImageNet after fine-tuning (%)"
+        return draw_curves([transfer_curves(records)], TABLE_5, label)
 
 
 def transfer_curves(records: CellRecords) -> DataCurves:
@@ -62,7 +62,7 @@ def transfer_curves(records: CellRecords) -> DataCurves:
     tuned = records.where(stage=FINETUNING)
     data = next((str(group["data"]) for group in tuned.groups("data")), "")
     name = "unseen classes" if data == "unseen" else data
-    return DataCurves.of(records, tuned, TUNED, f"accuracy on {name} after fine-tuning (%)")
+    return DataCurves.of(records, tuned, TUNED, f"accuracy on {name} after fine-tuning (%)", TUNED)
 
 
 EXPERIMENT = TransferByData()

@@ -54,7 +54,7 @@ def fewshot_curves(records: CellRecords) -> list[DataCurves]:
     """Return every few-shot accuracy by number of pre-training images, the main measure first."""
     pretrained = records.where(stage=PRETRAINING)
     names = [name for name in records.measured_names if name.endswith("-shot")] or ["few-shot"]
-    return [DataCurves.of(records, pretrained, name, measure_label(name)) for name in names]
+    return [DataCurves.of(records, pretrained, name, measure_label(name), name) for name in names]
 
 
 EXPERIMENT = FewShotByData()

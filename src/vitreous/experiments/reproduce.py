@@ -111,7 +111,7 @@ def _as_text(value: Any) -> Any:
     return tuple(map(_as_text, value)) if isinstance(value, list | tuple) else value
 
 
-def _check_options(options: ReproduceOptions) -> ReproduceOptions:
+def check_options(options: ReproduceOptions) -> ReproduceOptions:
     """Check types and values, and make paths absolute."""
     for field in dataclass_fields(ReproduceOptions):
         value = getattr(options, field.name)
@@ -135,22 +135,29 @@ def reproduce_all(
 ) -> list[ExperimentResult]:
     """Run several experiments. Cells that they share run once, and cells of all of them run side by side."""
     refuse_during_import("vitreous.reproduce")
-    options = _check_options(options)
+    options = check_options(options)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise VitreousError(
             "reproduce(jobs=...) starts processes that import the script which called it: put the call under"
             " if __name__ == '__main__':"
         )
     require_matplotlib()
-    planned = _plan(names, options)
     device, out = pick_device(options.device), Path(options.out)
+    planned, sweep = plan_sweep(names, options, reporter)
     with _locked(out):
-        sweep = _make_sweep(planned, options, reporter, [name for name in names if is_import_path(name)])
-        records = sweep.run(options.jobs, _devices(device))
+        records = sweep.run(options.jobs, all_devices(device))
         results = [_result(one, records, device) for one in planned]
         for one, result in zip(planned, results, strict=True):
             result.write(one.folder, overwrite=True)
     return results
+
+
+def plan_sweep(
+    names: Sequence[str], options: ReproduceOptions, reporter: ProgressReporter
+) -> tuple[list[PlannedExperiment], Sweep]:
+    """Return the experiments with their cells, and the sweep that runs them. Nothing is written."""
+    planned = _plan(names, options)
+    return planned, _make_sweep(planned, options, reporter, [name for name in names if is_import_path(name)])
 
 
 def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperiment]:
@@ -300,7 +307,7 @@ def _task(plan: PlannedExperiment, key: str, cell: Cell, options: ReproduceOptio
     return CellTask(cell, key, plan.name, folder, plan.setting.data, options.device)
 
 
-def _devices(device: torch.device) -> list[str]:
+def all_devices(device: torch.device) -> list[str]:
     """The devices that cells run on: all GPUs if the first one was chosen automatically."""
     if device.type == "cuda" and device.index in (None, 0):
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]

@@ -177,7 +177,7 @@ def estimate_run_time(config: TrainConfig, data: DataSet, facts: Facts, world: W
     precision, _ = pick_precision(config.run.precision, device)
     model_config = defaults.make_model_config(config, facts)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a model draws its initial weights
-        train_image, evaluate_image = _measure(config, model_config, device, precision, micro_batch, facts.parts)
+        train_image, evaluate_image = measure_speed(config, model_config, device, precision, micro_batch, facts.parts)
     times = torch.tensor([train_image, evaluate_image, facts.decode_seconds], device=device)
     world.all_reduce([times])  # all processes must choose the same number of epochs
     train_image, evaluate_image, decode = (times / world.size).tolist()
@@ -211,7 +211,7 @@ def _search_runs(config: TrainConfig, facts: Facts) -> float:
     return len(candidates) * min(1.0, each / total)
 
 
-def _measure(
+def measure_speed(
     config: TrainConfig,
     model_config: AnyModelConfig,
     device: torch.device,

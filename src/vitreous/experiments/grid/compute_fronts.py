@@ -59,9 +59,7 @@ class ComputeFronts:
     def of(cls, records: CellRecords) -> ComputeFronts:
         pretrained, tuned = records.where(stage=PRETRAINING, share=1.0), records.where(stage=FINETUNING, share=1.0)
         data = next((str(group["data"]) for group in tuned.groups("data")), "")
-        groups = sorted(
-            tuned.groups("family", "model", "epochs"), key=lambda one: (_place(str(one["family"])), str(one["model"]))
-        )
+        groups = sorted(tuned.groups("family", "model", "epochs"), key=lambda one: _place(str(one["family"])))
         runs = []
         for group in groups:
             compute = pretrained.first("exaFLOPs", **group)
@@ -73,6 +71,7 @@ class ComputeFronts:
             runs.append(
                 BudgetRun(str(group["family"]), str(group["model"]), float(group["epochs"]), point, accuracies, names)
             )
+        runs.sort(key=lambda run: (_place(run.family), run.point.compute))
         name = "unseen classes" if data == "unseen" else data
         return cls(tuple(runs), len(groups) - len(runs), f"accuracy on {name} after fine-tuning (%)")
 
@@ -135,6 +134,8 @@ def _ratio_text(fronts: ComputeFronts, first: str, second: str) -> str:
         ranges = [f"{family} {_accuracy_range(fronts.fronts[family])}" for family in (first, second)]
         return f"not comparable, since the fronts have no common accuracy ({', '.join(ranges)})"
     text = f"{ratio.mean:.2f}{_interval_text(fronts.draws(first, second), 'log_mean')}"
+    if ratio.low == ratio.high:
+        return f"{text}, at an accuracy of {ratio.low:.1f}%, the only one that both fronts reach"
     return f"{text}, at accuracies of {ratio.low:.1f}% to {ratio.high:.1f}%"
 
 

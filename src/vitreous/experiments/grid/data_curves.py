@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from vitreous.experiments.compare_figure import COLOURS, MARKERS
-from vitreous.experiments.grid.plots import plain_log_ticks
+from vitreous.experiments.grid.paper_results import PRETRAINING_IMAGES
+from vitreous.experiments.grid.plots import MAX_TICKS, plain_log_ticks
 from vitreous.experiments.grid.records import CellRecords
 from vitreous.experiments.grid.scaling import (
     accuracies,
@@ -18,7 +19,7 @@ from vitreous.experiments.grid.scaling import (
     seeded_pair,
     subset_records,
 )
-from vitreous.experiments.grid.scaling_plans import FAMILIES
+from vitreous.experiments.grid.scaling_plans import FAMILIES, VIT
 from vitreous.experiments.grid.statistics import (
     ALPHA,
     Answer,
@@ -43,7 +44,8 @@ STYLES = ("-", "--", ":", "-.")  # of the models of one family
 class DataCurves:
     """One measure of every model, by share of the pre-training images and seed."""
 
-    label: str
+    label: str  # of the axis
+    short: str  # in the columns of the table
     shares: tuple[float, ...]  # of all cells, also of those without a result
     images: Mapping[float, int]  # by share
     families: Mapping[str, str]  # by model
@@ -52,13 +54,14 @@ class DataCurves:
     pair: tuple[str, str]  # the ViT and the BiT that are compared
 
     @classmethod
-    def of(cls, records: CellRecords, measured: CellRecords, value: str, label: str) -> DataCurves:
+    def of(cls, records: CellRecords, measured: CellRecords, value: str, label: str, short: str) -> DataCurves:
         """`measured`: the cells that have the measure, with those of other budgets."""
         chosen = subset_records(measured)
         shares = tuple(sorted({float(group["share"]) for group in chosen.groups("share")}))
         models = models_of(chosen)
         return cls(
             label,
+            short,
             shares,
             images_by_share(records),
             models,
@@ -105,7 +108,7 @@ class DataCurves:
 
 def curve_rows(curves: DataCurves, with_pair: bool = True) -> tuple[tuple[str, ...], tuple[tuple[Entry, ...], ...]]:
     """Return columns and rows of a table: one row per subset, one column per model, and who leads."""
-    columns = ["pre-training images", "share", *(f"{model}: {curves.label}" for model in curves.values)]
+    columns = ["pre-training images", "share", *(f"{model}: {curves.short} (%)" for model in curves.values)]
     if with_pair:
         columns += ["difference (points)", "leader"]
     leaders = curves.leaders()
@@ -174,10 +177,9 @@ def crossing_sentence(curves: DataCurves) -> str:
     if not ahead:
         return f"The means are equal on all {len(leads)} subsets.{rest}"
     own = sum(leader == ahead[0][1] for leader in leaders.values())
-    return (
-        f"The means do not cross: {ahead[0][1]} is ahead or equal on all {len(leads)} subsets, significantly on {own}"
-        f" of them.{rest}"
-    )
+    tested = sum(curves.lead(share) is not None for share in curves.shares)
+    how = f"significantly on {own} of {tested}" if tested else "without a test"
+    return f"The means do not cross: {ahead[0][1]} is ahead or equal on all {len(leads)} subsets, {how}.{rest}"
 
 
 def _first_change(names: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], tuple[float, str]] | None:
@@ -195,7 +197,7 @@ def family_style(family: str) -> dict[str, Any]:
 
 
 def draw_curves(
-    panels: Sequence[DataCurves], paper: Mapping[str, Mapping[float, float]] | None = None, paper_label: str = ""
+    panels: Sequence[DataCurves], paper: Mapping[str, Mapping[str, float]] | None = None, paper_label: str = ""
 ) -> Figure:
     """Draw one panel per measure, with a line through the means and a dot per run; and a panel of the paper's numbers.
 
@@ -208,16 +210,29 @@ def draw_curves(
     for axis, curves in zip(axes, panels, strict=False):
         lines |= _draw_models(axis, curves)
         _finish_axis(axis, curves.label)
+        if curves.images and len(curves.images) <= MAX_TICKS:
+            _set_ticks(axis, {number: f"{number:,}" for number in curves.images.values()})
     if lines:
         add_legend(figure, list(lines.values()), list(lines), loc="outside upper center", ncols=3, frameon=False)
     if paper is not None:
-        drawn = {}
-        for number, (model, values) in enumerate(paper.items()):
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-            (drawn[model],) = axes[-1].plot(list(values), list(values.values()), markersize=5, **style)
-        _finish_axis(axes[-1], paper_label)
-        add_legend(axes[-1], list(drawn.values()), list(drawn), fontsize=8, loc="lower right")
+        _draw_paper(axes[-1], paper, paper_label)
     return figure
+
+
+def _draw_paper(axis: Any, paper: Mapping[str, Mapping[str, float]], label: str) -> None:
+    """Draw the accuracy of the paper's ViTs by pre-training data, in the colour of ViTs."""
+    drawn = {}
+    for number, (model, values) in enumerate(paper.items()):
+        style = {
+            **family_style(VIT),
+            "marker": MARKERS[number % len(MARKERS)],
+            "linestyle": STYLES[number % len(STYLES)],
+        }
+        images = [PRETRAINING_IMAGES[data] for data in values]
+        (drawn[f"ViT-{model}"],) = axis.plot(images, list(values.values()), markersize=5, linewidth=1, **style)
+    _finish_axis(axis, label)
+    _set_ticks(axis, {number: f"{name}\n{number / 1e6:.3g}M" for name, number in PRETRAINING_IMAGES.items()})
+    add_legend(axis, list(drawn.values()), list(drawn), fontsize=8, loc="lower right")
 
 
 def _draw_models(axis: Any, curves: DataCurves) -> dict[str, Any]:
@@ -239,6 +254,11 @@ def _draw_models(axis: Any, curves: DataCurves) -> dict[str, Any]:
                 dot = {**style, "linestyle": "none", "markersize": 3, "alpha": 0.5}
                 axis.plot(curves.images[share], value, gid=run, **dot)
     return lines
+
+
+def _set_ticks(axis: Any, labels: Mapping[float, str]) -> None:
+    axis.set_xticks(list(labels), list(labels.values()))
+    axis.minorticks_off()
 
 
 def _finish_axis(axis: Any, label: str) -> None:

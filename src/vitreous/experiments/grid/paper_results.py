@@ -15,10 +15,6 @@ TABLE_5: Mapping[str, Mapping[str, float]] = {
     "L/16": {"ImageNet": 76.53, "ImageNet-21k": 85.15, "JFT-300M": 87.12},
     "H/14": {"ImageNet-21k": 85.13, "JFT-300M": 88.04},
 }
-IMAGENET_BY_DATA: Mapping[str, Mapping[float, float]] = {
-    model: {PRETRAINING_IMAGES[data]: accuracy for data, accuracy in by_data.items()}
-    for model, by_data in TABLE_5.items()
-}
 
 
 @dataclass(frozen=True)

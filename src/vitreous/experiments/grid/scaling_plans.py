@@ -72,7 +72,7 @@ def _bit(layers: int, factor: float, epochs: tuple[float, ...]) -> ScaledModel:
     return ScaledModel(BIT, f"BiT-R{layers}x{factor:g}", {**NO_VIT, **own}, epochs)
 
 
-TINY_BUDGETS = (0.25, 0.5)
+TINY_BUDGETS = (0.06, 0.12)
 TINY = ScalingPlan(
     models=(
         _vit(32, 2, TINY_BUDGETS),
@@ -82,9 +82,9 @@ TINY = ScalingPlan(
     shares=(0.1, 1.0),
     subset_models=("ViT 2x32", "Rx0.5+ViT 2x32", "BiT-R26x0.5"),
     seeded=("ViT 2x32", "BiT-R26x0.5"),
-    epochs=0.5,
-    pretraining={"batch_size": 32, "evaluate_every": "50%"},
-    finetuning={"duration": "8 steps", "batch_size": 32},
+    epochs=0.12,
+    pretraining={"batch_size": 16, "evaluate_every": "50%"},
+    finetuning={"duration": "4 steps", "batch_size": 16},
     finetuning_size=8,
     lr_candidates=(1e-3, 3e-3),
     dev_fraction=0.1,

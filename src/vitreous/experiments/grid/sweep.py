@@ -44,9 +44,7 @@ class Sweep:
 
     def run(self, jobs: int, devices: Sequence[str]) -> dict[str, CellRecord]:
         """Run all cells that have no stored result. A failed cell does not stop the others."""
-        for key, task in self.tasks.items():
-            if (stored := stored_record(task)) is not None:
-                self.records[key] = stored
+        self.find_stored()
         waiting = [key for key in self.tasks if key not in self.records]
         if not waiting:
             return self.records
@@ -72,6 +70,12 @@ class Sweep:
                 message = f"stopped: {done}, the others are saved; to continue, give the same command again"
                 raise Stopped(message, number) from None
         return self.records
+
+    def find_stored(self) -> None:
+        """Read the results that are stored already."""
+        for key, task in self.tasks.items():
+            if (stored := stored_record(task)) is not None:
+                self.records[key] = stored
 
     def prepared(self, key: str, device: str) -> CellTask | CellRecord:
         """Return the task with its device, initial weights and learning rate, or the record of a cell that cannot be

@@ -53,7 +53,7 @@ class TransferByData(Experiment):
         return crossing_verdict(transfer_curves(records))
 
     def draw(self, records: CellRecords) -> Figure:
-        label = "paper (Table 5): accuracy on ImageNet after fine-tuning (%)"
+        label = "paper (Table 5): fine-tuned on ImageNet (%)"
         return draw_curves([transfer_curves(records)], TABLE_5, label)
 
 

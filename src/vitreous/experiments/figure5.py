@@ -47,10 +47,10 @@ class TransferByCompute(Experiment):
             on_front = "yes" if run.point in fronts.fronts[run.family] else "no"
             accuracy = summarize_seeds(list(run.accuracies.values()))
             exaflops = f"{run.point.compute:.3g}"
-            rows.append((run.family, run.model, f"{run.epochs:g}", exaflops, accuracy, on_front, ", ".join(run.names)))
+            rows.append((run.family, run.model, f"{run.epochs:g}", exaflops, accuracy, on_front, ", ".join(run.keys)))
         columns = (
             *("family", "model", "epochs", "pre-training exaFLOPs", fronts.label),
-            *("on the front of its family", "runs"),
+            *("on the front of its family", "runs (end of their names)"),
         )
         notes = (*ratio_notes(fronts), *protocol_notes(records))
         return ResultTable(columns, tuple(rows), notes)

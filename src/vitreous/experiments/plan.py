@@ -70,11 +70,12 @@ class GridPlan:
         exaflops = sum(row.exaflops for row in self.rows)
         others = f", and {format_count(self.measurements, 'cell')} without training" if self.measurements else ""
         devices = f"{self.devices} devices" if self.devices > 1 else "one device"
+        runs = format_count(self.waiting, "training run")
+        time = f"{format_duration(self.seconds)} on {devices} ({self.device})"
+        start = f"{self.startup:.0f} s per run for its start and measurements, {self.jobs} side by side"
         return [
-            f"{format_count(self.waiting, 'training run')} to do{others}: {exaflops:.3g} exaFLOPs (3 x forward x images).",
-            f"Estimated time: {format_duration(self.seconds)} on {devices} ({self.device}): the training times of the table,"
-            f" one after the other, and {self.startup:.0f} s per run for its start and measurements, {self.jobs} side by"
-            " side.",
+            f"{runs} to do{others}: {exaflops:.3g} exaFLOPs (3 x forward x images).",
+            f"Estimated time: {time}: the training times of the table, one after the other, and {start}.",
             "images/s: forward and backward passes, measured on this device without the fused kernels of training.",
         ]
 

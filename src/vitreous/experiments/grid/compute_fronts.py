@@ -32,6 +32,7 @@ from vitreous.utils.figures import add_legend, label_text, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LEFT = ("L/32",)  # of the paper's models: B/16 is to its right
 PAIRS = ((BIT, VIT), (VIT, HYBRID), (BIT, HYBRID))
 
 
@@ -44,7 +45,12 @@ class BudgetRun:
     epochs: float
     point: Point
     accuracies: Mapping[int, float]
-    names: tuple[str, ...]  # of the run directories of fine-tuning
+    names: Mapping[int, str]  # of the run directories of fine-tuning, by seed
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The ends of their names, which differ."""
+        return tuple(name.rpartition("-")[2] for name in self.names.values())
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class ComputeFronts:
             if compute is None or not accuracies:
                 continue
             point = Point(float(compute), statistics.fmean(accuracies.values()), len(accuracies))
-            names = tuple(cell.run for cell in tuned.where(**group) if cell.run)
+            names = {cell.seed: cell.run for cell in tuned.where(**group) if cell.seed in accuracies}
             runs.append(
                 BudgetRun(str(group["family"]), str(group["model"]), float(group["epochs"]), point, accuracies, names)
             )
@@ -216,11 +222,10 @@ def draw_fronts(fronts: ComputeFronts) -> Figure:
     for family in FAMILIES:
         style = family_style(family)
         for run in (run for run in fronts.runs if run.family == family):
-            for number, accuracy in enumerate(run.accuracies.values()):
-                name = run.names[number] if number < len(run.names) else None
+            for seed, accuracy in run.accuracies.items():
                 dot = {**style, "linestyle": "none", "markersize": 5, "alpha": 0.6}
-                left.plot(run.point.compute, accuracy, gid=name, **dot)
-        _name_models(left, [run for run in fronts.runs if run.family == family], style["color"])
+                left.plot(run.point.compute, accuracy, gid=run.names[seed], **dot)
+        _name_models(left, [run for run in fronts.runs if run.family == family])
         if front := fronts.fronts[family]:
             handles[family] = _draw_front(left, front, style)
     points = {
@@ -234,10 +239,10 @@ def draw_fronts(fronts: ComputeFronts) -> Figure:
         line = _draw_front(right, pareto_front(each), style)
         handles.setdefault(family, line)
     for one in TABLE_6:
-        _annotate(right, one.model, one.exaflops, one.accuracy, family_style(one.family)["color"])
+        _annotate(right, one.family, one.model, one.exaflops, one.accuracy, one.family == HYBRID or one.model in LEFT)
     for axis, label in ((left, fronts.label), (right, "paper (Table 6): ImageNet after fine-tuning (%)")):
         axis.set_xscale("log")
-        axis.margins(0.14, 0.08)
+        axis.margins(0.2, 0.08)
         plain_log_ticks(axis.xaxis)
         axis.set(xlabel="pre-training exaFLOPs", ylabel=label)
         axis.tick_params(axis="x", labelsize=8)
@@ -260,12 +265,16 @@ def _draw_front(axis: Any, front: Sequence[Point], style: Mapping[str, Any]) -> 
     return line
 
 
-def _name_models(axis: Any, runs: Sequence[BudgetRun], colour: str) -> None:
+def _name_models(axis: Any, runs: Sequence[BudgetRun]) -> None:
     """Write the name of each model beside its largest budget."""
     for model in dict.fromkeys(run.model for run in runs):
         last = max((run for run in runs if run.model == model), key=lambda run: run.point.compute)
-        _annotate(axis, model, last.point.compute, last.point.accuracy, colour)
+        _annotate(axis, last.family, model, last.point.compute, last.point.accuracy, last.family == VIT)
 
 
-def _annotate(axis: Any, text: str, x: float, y: float, colour: str) -> None:
-    axis.annotate(label_text(text, 30), (x, y), (5, -9), textcoords="offset points", fontsize=6.5, color=colour)
+def _annotate(axis: Any, family: str, text: str, x: float, y: float, left: bool) -> None:
+    """Write a name to the upper left of a point, or to the lower right."""
+    place, side = ((-6, 4), "right") if left else ((6, -9), "left")
+    colour = family_style(family)["color"]
+    named = {"textcoords": "offset points", "fontsize": 6.5, "color": colour, "ha": side}
+    axis.annotate(label_text(text, 30), (x, y), place, **named)

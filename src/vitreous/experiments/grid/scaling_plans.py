@@ -117,7 +117,7 @@ SMALL = ScalingPlan(
 
 
 def _paper(family: str, name: str, lr: float, *epochs: float, title: str = "", **fields: Any) -> ScaledModel:
-    """A model of the paper's Table 6 with its learning rate on JFT-300M (Table 3). `title`: if the zoo has no such name,
+    """A model of the paper's Table 6 and its learning rate on JFT-300M (Table 3). `title`: if the zoo has no such name,
     and `fields` change that of another model."""
     own = NO_VIT if family == BIT else {}
     return ScaledModel(family, title or name, {"model": name, "lr": lr, **own, **fields}, epochs)

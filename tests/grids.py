@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitreous import VitreousError
-from vitreous.experiments.grid.cell_measures import CellMeasure, TrainedCell, ValidationAccuracy
+from vitreous.experiments.grid.cell_measures import (
+    CellMeasure,
+    SelectedRate,
+    TrainedCell,
+    TrainingCompute,
+    ValidationAccuracy,
+)
 from vitreous.experiments.grid.experiment import Cell, Experiment, Scale
 from vitreous.experiments.grid.plots import line_panels
 from vitreous.experiments.grid.records import CellRecords
@@ -74,5 +80,19 @@ class WidthGrid(Experiment):
         return judge([Claim("width 16 is better than width 8", paired_difference(wide, narrow))])
 
 
+class RateGrid(WidthGrid):
+    """The first cell selects the learning rate that the second one takes; a third one is fine-tuned from the second."""
+
+    def cells(self, setting: Setting) -> list[Cell]:
+        config = setting.pretraining(0, width=8, mlp_dim=16, depth=1, **self.changes)
+        search = config.with_(lr=None, lr_candidates=(1e-9, 3e-3), dev_fraction=0.2)
+        measures = (ValidationAccuracy(), WeightSum("8-0"))
+        first = Cell({"width": 1}, (SelectedRate(), TrainingCompute(), *measures), 0, search)
+        second = Cell({"width": 2}, measures, 0, config.with_(lr=None), lr_of=first, weights="best")
+        tuned = setting.finetuning(0, 8).with_(duration="2 steps")
+        return [first, second, Cell({"width": 3}, measures, 0, tuned, second, setting.data)]
+
+
 SMALL = WidthGrid()
+RATES = RateGrid(20, evaluate_every="50%")
 LONG = WidthGrid(60, save_minutes=0.001)

@@ -122,6 +122,19 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "reproduce" / "cells").iterdir()] == [".lock"]
 
 
+def test_plan(tmp_path: Path) -> None:
+    result = reproduce(SMALL, "--plan", "--device", "cpu", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.strip().splitlines()
+    assert lines[0].split()[:3] == ["experiment", "runs", "number"]
+    assert "4 training runs to do: " in result.stdout
+    assert "Estimated time: " in result.stdout
+    assert not list(tmp_path.iterdir())
+    found = json.loads(reproduce(SMALL, "--plan", "--device", "cpu", "--json", cwd=tmp_path).stdout)
+    assert (found["waiting"], [row["count"] for row in found["rows"]]) == (4, [4])
+    assert "give the names of experiments to plan" in refused("--plan", cwd=tmp_path)
+
+
 # ---------------------------------------------------------------- --from
 
 

@@ -216,6 +216,55 @@ def test_divergence_is_a_failed_cell(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "hot-tiny" / "hot.png").is_file()
 
 
+# ---------------------------------------------------------------- cells that need others
+
+RATES = f"{grids.FILE}:RATES"
+
+
+@pytest.fixture(scope="module")
+def rates(tmp_path_factory: pytest.TempPathFactory) -> ExperimentResult:
+    return run(RATES, out=tmp_path_factory.mktemp("rates"))
+
+
+def test_a_cell_takes_the_learning_rate_that_another_one_selected(rates: ExperimentResult) -> None:
+    first, second, _ = rates.records
+    assert not rates.records.failed
+    assert rates.folder is not None
+    cells = rates.folder.parent / "cells"
+    configs = [json.loads((cells / cell.run / "config.json").read_text()) for cell in rates.records]
+    assert first.values["learning rate"] == 3e-3
+    assert [config["config"]["lr"] for config in configs[:2]] == [3e-3, 3e-3]
+    assert second.settings["lr"] == 3e-3
+    assert configs[2]["config"]["start"].endswith(f"{second.run}/best.safetensors")
+    images = len(open_data("digits", vitreous.TrainConfig.from_flat(configs[0]["config"]).reading).train)
+    assert first.values["training images"] == images
+    assert first.values["images seen"] == 20 * 64
+    model = vitreous.load(cells / first.run / "last.safetensors").config
+    assert first.values["exaFLOPs"] == pytest.approx(3 * 20 * 64 * vitreous.cost(model).flops.total / 1e18)
+
+
+def test_cells_that_need_a_failed_one_fail(
+    rates: ExperimentResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(grids.FAULT, "8-0:refused")
+    result = run(RATES, out=tmp_path / "out")
+    errors = [cell.error for cell in result.records]
+    assert errors[0] == "no | luck\nat all"
+    assert errors[1].startswith("the run that it takes its learning rate from has failed: no | luck")
+    assert errors[2].startswith("the run that it starts from has failed: the run that it takes")
+
+
+def test_a_needed_cell_must_be_in_the_grid(tmp_path: Path) -> None:
+    file = tmp_path / "gap.py"
+    file.write_text(
+        "from grids import RateGrid\n"
+        "class Gap(RateGrid):\n    def cells(self, setting):\n        return super().cells(setting)[1:]\n"
+        "GAP = Gap()\n"
+    )
+    with pytest.raises(VitreousError, match="gap: a cell takes its learning rate from another one that is not part"):
+        run(f"{file}:GAP", out=tmp_path / "out")
+
+
 # ---------------------------------------------------------------- keys
 
 
@@ -251,6 +300,9 @@ def test_key_changes_with_everything_that_changes_the_result(tmp_path: Path, mon
         "start": key_of(replace(base, start=start), data),
         "other start": key_of(replace(base, start=replace(start, config=TrainConfig())), data),
         "own data": key_of(replace(base, data=other, measures=()), data),
+        "learning rate of another cell": key_of(replace(base, lr_of=start), data),
+        "learning rate of a third cell": key_of(replace(base, lr_of=replace(start, config=TrainConfig())), data),
+        "best weights": key_of(replace(base, weights="best"), data),
         "version": key_of(base, data, version=2),
         "hardware": key_of(base, data, hardware="NVIDIA H200"),
         "model": key_of(Cell({}, (), model=models[0]), data),

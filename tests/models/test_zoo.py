@@ -79,6 +79,19 @@ def test_create_with_changes() -> None:
     assert vitreous.create("Ti/16", depth=1, dtype=torch.float16).head.weight.dtype == torch.float16
 
 
+def test_stem_and_width_of_a_hybrid_are_those_of_its_resnet() -> None:
+    hybrid = vitreous.create("R26+S/32", num_classes=3, image_size=32, depth=1, stem="small", width_factor=0.5)
+    assert isinstance(hybrid, VisionTransformer)
+    backbone = hybrid.config.backbone
+    assert backbone is not None
+    assert (backbone.stem, backbone.width_factor, backbone.blocks) == ("small", 0.5, (2, 2, 2, 2))
+    assert hybrid.config.grid == (4, 4)  # the stride is 8 instead of 32
+    assert hybrid(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+    assert zoo.config("R26+S/32") != hybrid.config
+    with pytest.raises(vitreous.VitreousError, match="no field 'stem'"):
+        zoo.config("S/16", stem="small")
+
+
 @pytest.mark.parametrize(
     "changes", [{"num_classes": 2 * 10**9}, {"image_size": 16 * 60_000}, {"depth": 10_000, "width": 192_000}]
 )

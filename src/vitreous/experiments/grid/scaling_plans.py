@@ -73,6 +73,7 @@ def _bit(layers: int, factor: float, epochs: tuple[float, ...]) -> ScaledModel:
 
 
 TINY_BUDGETS = (0.06, 0.12)
+# No search of learning rates: it would take longer than all runs.
 TINY = ScalingPlan(
     models=(
         _vit(32, 2, TINY_BUDGETS),
@@ -86,8 +87,6 @@ TINY = ScalingPlan(
     pretraining={"batch_size": 16, "evaluate_every": "50%"},
     finetuning={"duration": "4 steps", "batch_size": 16},
     finetuning_size=8,
-    lr_candidates=(1e-3, 3e-3),
-    dev_fraction=0.1,
 )
 
 # 32 px, so that the BiT with the small-image stem takes about as many FLOPs as the ViT: 0.365 and 0.366 GFLOPs.

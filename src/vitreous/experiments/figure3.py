@@ -10,7 +10,7 @@ from vitreous.experiments.grid.experiment import Cell, Experiment, Needs, Scale
 from vitreous.experiments.grid.paper_results import TABLE_5
 from vitreous.experiments.grid.records import CellRecords
 from vitreous.experiments.grid.scaling import (
-    EARLY_STOPPING,
+    AFTER_TUNING,
     FINETUNING,
     TUNED,
     ScalingGrid,
@@ -34,7 +34,7 @@ class TransferByData(Experiment):
         " ViTs are better."
     )
     needs = Needs(transfer=True)
-    weights = EARLY_STOPPING
+    weights = AFTER_TUNING
     time: ClassVar[Mapping[Scale, str]] = {}
 
     def cells(self, setting: Setting) -> list[Cell]:

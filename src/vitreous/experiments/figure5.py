@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vitreous.experiments.grid.compute_fronts import ComputeFronts, compare_fronts, draw_fronts, ratio_notes
 from vitreous.experiments.grid.experiment import Cell, Experiment, Needs, Scale
 from vitreous.experiments.grid.records import CellRecords
-from vitreous.experiments.grid.scaling import EARLY_STOPPING, ScalingGrid, protocol_notes, transfer_tasks
+from vitreous.experiments.grid.scaling import AFTER_TUNING, ScalingGrid, protocol_notes, transfer_tasks
 from vitreous.experiments.grid.statistics import summarize_seeds
 from vitreous.experiments.grid.tables import Entry, ResultTable
 
@@ -27,7 +27,7 @@ class TransferByCompute(Experiment):
         " at small budgets, and this advantage fades at large ones."
     )
     needs = Needs(transfer=True)
-    weights = EARLY_STOPPING
+    weights = AFTER_TUNING
     time: ClassVar[Mapping[Scale, str]] = {}
 
     def cells(self, setting: Setting) -> list[Cell]:

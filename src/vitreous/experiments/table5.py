@@ -9,7 +9,7 @@ from vitreous.experiments.grid.experiment import Cell, Experiment, Needs, Scale
 from vitreous.experiments.grid.paper_results import TABLE_5
 from vitreous.experiments.grid.records import CellRecords, measure_label
 from vitreous.experiments.grid.scaling import (
-    EARLY_STOPPING,
+    AFTER_TUNING,
     FINETUNING,
     PRETRAINING,
     TUNED,
@@ -31,7 +31,7 @@ class TransferTable(Experiment):
     place = "Table 5"
     conclusion = "Pre-training on more images improves the accuracy after fine-tuning."
     needs = Needs(transfer=True)
-    weights = EARLY_STOPPING
+    weights = AFTER_TUNING
     time: ClassVar[Mapping[Scale, str]] = {}
 
     def cells(self, setting: Setting) -> list[Cell]:

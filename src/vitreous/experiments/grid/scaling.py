@@ -26,6 +26,7 @@ from vitreous.experiments.grid.settings import Setting, source_title
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
 TUNED = "fine-tuned"  # accuracy
 EARLY_STOPPING = "weights with the best validation accuracy of every pre-training run"
+AFTER_TUNING = f"{EARLY_STOPPING}, and the last ones of fine-tuning"
 
 
 @dataclass(frozen=True)

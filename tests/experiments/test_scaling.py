@@ -262,6 +262,20 @@ def test_more_images_are_better() -> None:
     assert verdict("table5", made.records_of("table5", worse)).answer == "no"
 
 
+def test_notes_state_the_learning_rates() -> None:
+    records = made.records_of("figure3", made.CROSSING)
+    cells = [
+        replace(cell, values={**cell.values, "learning rate": 0.01}) if cell.factors["family"] == "BiT" else cell
+        for cell in records
+    ]
+    searched = [cell for cell in cells if cell.settings.get("lr_candidates") or "learning rate" not in cell.values]
+    notes = " ".join(find_experiment("figure3").table(CellRecords("small", tuple(searched))).notes)
+    assert "selected among 0.0003, 0.001, 0.003, 0.01 on 5% of the training images" in notes
+    assert "(ViT 0.001, hybrid 0.001, BiT 0.01 (the largest))" in notes
+    assert "ViT 6x192 3, R26x0.5+ViT 6x192 1, BiT-R26x0.5 3" in notes
+    assert "the same augmentation (random crops of at least 25% of the area, flips)" in notes
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_partial_results_are_drawn(name: str, tmp_path: Path) -> None:
     for number, missing in enumerate((lambda cell: cell.seed == 0, lambda cell: cell.factors["family"] == "ViT")):

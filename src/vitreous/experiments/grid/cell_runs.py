@@ -92,7 +92,7 @@ def _keys_of_options(
     cell: Cell, data: str, fingerprints: Mapping[str, str], version: int, hardware: str
 ) -> dict[str, str]:
     """What the result of a cell with these options depends on, too. Without them, nothing."""
-    options = {} if cell.weights == "last" else {"weights": cell.weights}
+    options: dict[str, str] = {} if cell.weights == "last" else {"weights": cell.weights}
     if cell.lr_of is None:
         return options
     return {**options, "lr_of": cell_key(cell.lr_of, data, fingerprints, version, hardware)}

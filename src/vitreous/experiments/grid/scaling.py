@@ -191,20 +191,26 @@ def _rate_note(stage: str, records: CellRecords) -> str:
     """State the learning rates, and how they were selected."""
     selecting = [cell for cell in records if cell.settings.get("lr_candidates")]
     if not selecting:
-        rates = {f"{cell.settings['lr']:g}" for cell in records if cell.settings.get("lr")}
-        return f"{stage}: learning rates {', '.join(sorted(rates, key=float))}, without a search." if rates else ""
+        given = sorted({float(cell.settings["lr"]) for cell in records if cell.settings.get("lr")})
+        return f"{stage}: learning rates {', '.join(f'{rate:g}' for rate in given)}, without a search." if given else ""
     tried = selecting[0].settings["lr_candidates"]
     candidates = ", ".join(f"{rate:g}" for rate in tried)
     share = f"{selecting[0].settings['dev_fraction']:.0%} of the training images"
     how = f"selected among {candidates} on {share} that were held out for it"
     chosen = {
-        family: [f"{cell.values[SelectedRate.value]:g}" for cell in selecting if _has_rate(cell, family)]
+        family: [_rate_text(cell.values[SelectedRate.value], tried) for cell in selecting if _has_rate(cell, family)]
         for family in FAMILIES
     }
     rates = ", ".join(f"{family} {' and '.join(dict.fromkeys(each))}" for family, each in chosen.items() if each)
     runs = "every run" if len(selecting) > len(FAMILIES) * len(records.groups("data") or [{}]) else "each family"
     which = "" if runs == "every run" else ", with its first model, all images, seed 0"
     return f"{stage}: the learning rate of {runs} was {how}{which} ({rates or 'no results'})."
+
+
+def _rate_text(rate: float, tried: Sequence[float]) -> str:
+    """Return the selected rate, and whether a rate outside of the candidates may be better."""
+    edge = {min(tried): " (the smallest)", max(tried): " (the largest)"}
+    return f"{rate:g}{edge.get(rate, '')}"
 
 
 def _has_rate(cell: Any, family: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vitreous import VitreousError
-from vitreous.cli.prediction_input import collect_inputs, read_path_list
+from vitreous.serving.prediction_input import collect_inputs, read_path_list
 from vitreous.serving.prediction import ClassProbability, Prediction
 from vitreous.serving.sorting import sorted_images
 

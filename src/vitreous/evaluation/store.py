@@ -76,7 +76,7 @@ class Origin:
         return [DIFFERENCES[name].format(ours=ours, theirs=theirs) for name, ours, theirs in pairs if ours != theirs]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Features:
     """Stored features: one row per readable image."""
 
@@ -87,6 +87,14 @@ class Features:
     unreadable: dict[int, str]
     origin: Origin
     about: dict[str, Any]  # names of the model and of the data, classes
+    notes: tuple[str, ...] = ()  # about model and data, such as guessed settings
+
+    def __repr__(self) -> str:
+        rows, width = self.features.shape
+        place = "the input of the head" if self.origin.layer == HEAD else f"the output of block {self.origin.layer}"
+        images = f"{self.about.get('data')}, {self.about.get('split')}"
+        left_out = f", {len(self.unreadable):,} unreadable" if self.unreadable else ""
+        return f"Features({rows:,} x {width:,}: {place} of {self.about.get('model')} for {images}{left_out})"
 
 
 def write_features(  # noqa: PLR0913 (what features depend on, and where to write them)

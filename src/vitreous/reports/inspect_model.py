@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL.Image import Image
 from torch import Tensor
 
 from vitreous.errors import SystemFaultError, VitreousError
@@ -35,7 +34,7 @@ from vitreous.models.base import Model
 from vitreous.models.checks import Grid
 from vitreous.models.cost import cost
 from vitreous.models.vit import VisionTransformer
-from vitreous.preprocessing import Preprocessing
+from vitreous.preprocessing import ImageLike, Preprocessing
 from vitreous.reports.coarse_attention import cell_membership, coarse_grid, pool_attention
 from vitreous.reports.inspection_page import InspectedImage, InspectionPage, PageFigure, write_inspection_page
 from vitreous.utils.atomic import atomic_folder, check_output
@@ -60,7 +59,7 @@ ReportProgress = Callable[[str], None]
 @dataclass(frozen=True)
 class InputImage:
     name: str
-    image: Image | Path  # a path is opened when the image is needed
+    image: ImageLike  # a path is opened when the image is needed
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class ModelDescription:
 @dataclass(frozen=True)
 class InspectionOutput:
     page: Path
-    files: tuple[Path, ...]
+    files: tuple[Path, ...] = field(repr=False)
     skipped: tuple[str, ...]  # error messages of unreadable images
     notes: tuple[str, ...]
 

@@ -83,7 +83,9 @@ def test_a_second_run_reads_the_cache(tmp_path: Path, models: list[str], monkeyp
     monkeypatch.undo()
     monkeypatch.setattr(store, "feature_batches", None)  # other shots use the same features
     assert (
-        compare_models(models[:1], suite, METHODS, cache, InferenceOptions(), MeasureSettings(shots=(3,))).rows[0].measure
+        compare_models(models[:1], suite, METHODS, cache, InferenceOptions(), MeasureSettings(shots=(3,)))
+        .rows[0]
+        .measure
         == "3-shot"
     )
 
@@ -220,7 +222,11 @@ def test_a_class_without_training_images_is_an_error(tmp_path: Path, models: lis
 def test_errors_are_raised_before_any_feature_is_computed(tmp_path: Path, models: list[str]) -> None:
     data = colours(tmp_path / "a.npz", each=4)
     with pytest.raises(VitreousError, match="a: 25 shots, but '0' has only 4 training images"):
-        compare_models(models, suite_from_sources([data]), ("fewshot",), FeatureCache(tmp_path / "cache"), InferenceOptions())
+        compare_models(
+            models, suite_from_sources([data]), ("fewshot",), FeatureCache(tmp_path / "cache"), InferenceOptions()
+        )
     with pytest.raises(VitreousError, match="at least one model"):
-        compare_models([], suite_from_sources([data]), ("fewshot",), FeatureCache(tmp_path / "cache"), InferenceOptions())
+        compare_models(
+            [], suite_from_sources([data]), ("fewshot",), FeatureCache(tmp_path / "cache"), InferenceOptions()
+        )
     assert not (tmp_path / "cache").exists()

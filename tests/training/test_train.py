@@ -40,7 +40,9 @@ def test_train_on_a_folder(folder: Path, tmp_path: Path, vitreous_process) -> No
     assert found["top1"] > 0.8  # three colours are easy to classify
     # The result equals the predictions of the saved file.
     model = load(run / "best.safetensors")
-    answers = [p.top[0].label == Path(p.image).parent.name for p in predict_images(model, sorted(folder.rglob("*.jpg")))]
+    answers = [
+        p.top[0].label == Path(p.image).parent.name for p in predict_images(model, sorted(folder.rglob("*.jpg")))
+    ]
     assert np.mean(answers) > 0.8
 
 

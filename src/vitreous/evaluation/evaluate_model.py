@@ -57,27 +57,22 @@ def evaluate(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
     `model`: a model in memory, which runs on its own device and with its own hooks, or anything that `load` accepts;
     for a run directory, training images are left out. `data`: anything that `open_data` accepts, or a `DataSet`.
 
-    The keyword arguments have the names and defaults of the flags of `vitreous evaluate`, except that `--with` is
-    `methods`: "fewshot", "knn" and "probe" measure the features. `size`: one or several image sizes. `out`, `csv`:
-    write the same files as the command. `quiet`: print no notes and no progress bar. Warnings, such as training images
-    among the evaluated ones, are raised as `VitreousWarning` and are in `warnings` of the result.
+    The keyword arguments have the names and defaults of the flags of `vitreous evaluate`, but `--with` is `methods`:
+    "fewshot", "knn" and "probe" measure the features. `size`: one or several image sizes. `quiet`: print no notes.
+    Warnings, such as training images among the evaluated ones, are raised as `VitreousWarning`, and are in `warnings`.
 
-    >>> import vitreous
+    >>> import numpy as np, vitreous
     >>> from sklearn.datasets import load_sample_images
-    >>> photos = load_sample_images().images  # a palace in China, and a flower
-    >>> found = vitreous.evaluate("vitreous-mini", (photos, ["church", "parachute"]), split="all", quiet=True)
-    >>> found.result.top1
+    >>> photos = np.stack(load_sample_images().images), np.array(["church", "parachute"])
+    >>> vitreous.evaluate("vitreous-mini", photos, val_fraction=0, quiet=True).result.top1
     0.5
-    >>> found.confusions(found.scores[0])
-    []
     """
-    sizes = (size,) if isinstance(size, int) else tuple(size)
-    csv_path, folder, reporter = optional_path(csv), optional_path(out), ProgressReporter(quiet)
+    sizes, settings = (size,) if isinstance(size, int) else tuple(size), MeasureSettings(tuple(shots))
+    csv_path, folder, notes = optional_path(csv), optional_path(out), NoteCollector(ProgressReporter(quiet))
     check_evaluation_output(folder, csv_path, sizes, overwrite)
     request = EvaluationRequest(
-        split, sizes, tuple(methods), MeasureSettings(tuple(shots)), optional_path(real), optional_path(classes), True
+        split, sizes, tuple(methods), settings, optional_path(real), optional_path(classes), True
     )
-    notes = NoteCollector(reporter)
     options = choose_inference_options(model_device(model, device), batch_size, workers, precision, notes.add)
     report = evaluate_and_report(
         model,
@@ -88,16 +83,20 @@ def evaluate(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
         preprocessing=preprocessing,
         reading=reading_for(data, reading, file_of(model)),
         cache=cache,
-        bar=image_progress_bar(reporter),
+        bar=image_progress_bar(notes.reporter),
         note=notes.extend,
     )
     report.notes = tuple(notes.texts)
-    if csv_path is not None:
-        report.to_csv(csv_path, overwrite)
-    if folder is not None:
-        write_evaluation(report, folder, overwrite)
+    _write(report, csv_path, folder, overwrite)
     warn_caller(report.warnings, report.all_unreadable)
     return report
+
+
+def _write(report: EvaluationReport, csv: Path | None, out: Path | None, overwrite: bool) -> None:
+    if csv is not None:
+        report.to_csv(csv, overwrite)
+    if out is not None:
+        write_evaluation(report, out, overwrite)
 
 
 def check_evaluation_output(out: Path | None, csv: Path | None, sizes: Sequence[int], overwrite: bool) -> None:

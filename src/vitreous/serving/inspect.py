@@ -61,9 +61,10 @@ def inspect(  # noqa: PLR0913 (keyword arguments, the same as the flags of the c
     print no notes and no progress bar. `vitreous.inspection` has the same maps as functions that return tensors.
 
     >>> import tempfile, vitreous
-    >>> model = vitreous.create("Ti/16", image_size=32, depth=2, width=48, heads=3, num_classes=5)
+    >>> from sklearn.datasets import load_sample_image
+    >>> model = vitreous.create("Ti/16", image_size=32, depth=1, width=48, heads=1, num_classes=0)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = vitreous.inspect(model, out=f"{folder}/pages", quiet=True)
+    ...     found = vitreous.inspect(model, load_sample_image("flower.jpg"), out=f"{folder}/pages", quiet=True)
     >>> found.page.name, len(found.skipped)
     ('index.html', 0)
     """

@@ -22,8 +22,8 @@ from vitreous.preprocessing import Images, Preprocessing
 from vitreous.serving.prediction import Prediction, predict_images
 from vitreous.serving.prediction_files import (
     check_prediction_files,
+    csv_layout,
     prediction_json,
-    prediction_table,
     write_predictions,
 )
 from vitreous.serving.prediction_input import PredictionInput, image_inputs
@@ -73,7 +73,7 @@ class Predictions(Sequence[Prediction]):
 
     def to_csv(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write one row per image, as `vitreous predict --csv` does."""
-        columns, row = prediction_table(self.classes, self.top)
+        columns, row = csv_layout(self.classes, self.top)
         with csv_file(Path(path), columns, overwrite) as write:
             for one in self.predictions:
                 write(row(one))
@@ -116,7 +116,7 @@ def predict(  # noqa: PLR0913 (keyword arguments, the same as the flags of the c
     >>> from sklearn.datasets import load_sample_images
     >>> found = vitreous.predict("vitreous-mini", load_sample_images().images, top=1, quiet=True)
     >>> found[0].label, round(found[0].probability, 2)
-    ('church', 0.67)
+    ('church', 0.61)
     """
     csv_path, folder = optional_path(csv), optional_path(sort_into)
     check_prediction_files(csv_path, folder, overwrite)

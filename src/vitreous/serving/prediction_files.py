@@ -45,7 +45,7 @@ def write_predictions(
         for one in inputs:
             if not isinstance(one.content, Path | bytes):
                 raise VitreousError(f"sort_into copies files, and {one.name} is not a file")
-    columns, row = prediction_table(run.classes, run.top)
+    columns, row = csv_layout(run.classes, run.top)
     with ExitStack() as stack:
         write = None if csv is None else stack.enter_context(csv_file(csv, columns, overwrite))
         sorter = None if sort_into is None else stack.enter_context(sorted_images(sort_into, run.classes))
@@ -62,7 +62,7 @@ def write_predictions(
         yield written()
 
 
-def prediction_table(classes: Sequence[str], top: int) -> tuple[Sequence[str], Callable[[Prediction], list[object]]]:
+def csv_layout(classes: Sequence[str], top: int) -> tuple[Sequence[str], Callable[[Prediction], list[object]]]:
     """Return the columns of the CSV file, and a function that returns the row of an image."""
     others = range(2, min(top, len(classes)) + 1)
     columns = (*CSV_COLUMNS, *(name for rank in others for name in (f"class_{rank}", f"probability_{rank}")))

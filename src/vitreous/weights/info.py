@@ -88,7 +88,7 @@ def info(
     >>> import vitreous
     >>> found = vitreous.info("vitreous-mini")
     >>> found.report.dialect, found.cost.parameters, found.labels[:2]
-    ('native', 3157076, ('airplane', 'automobile'))
+    ('native', 3155348, ('airplane', 'automobile'))
     """
     if isinstance(source, nn.Module):
         given = {"image_size": image_size, "heads": heads, "preprocessing": preprocessing}

@@ -44,7 +44,7 @@ LARGE_MODEL = 150_000_000  # parameters: from here on the default batch size is 
 MODE_NAMES = {"infer": "inference", "train": "training"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ThroughputResult:
     """Measurements of a model."""
 
@@ -99,6 +99,9 @@ class ThroughputResult:
             "notes": list(self.notes),
         }
 
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<11} {text}" for name, text in self.facts())
+
     def facts(self) -> list[tuple[str, str]]:
         """Return the rows of the printed table."""
         height, width = self.cost.size
@@ -146,6 +149,11 @@ def bench(  # noqa: PLR0913 (as many as there are flags)
 
     `model` is a name of the zoo or a checkpoint. `data`, `recipe` and `workers` are for mode="data": the images to
     decode, the recipe whose augmentation is measured, and the number of worker processes.
+
+    >>> import vitreous
+    >>> found = vitreous.bench("Ti/16", size=32, batch_size=1, seconds=0.1)
+    >>> found.images_per_second > 1, found.mode
+    (True, 'infer')
     """
     if not 0 < seconds <= MAX_SECONDS:
         raise VitreousError(f"seconds = {seconds:g}: must be more than 0 and at most {MAX_SECONDS:,}")

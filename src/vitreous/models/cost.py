@@ -37,12 +37,20 @@ class Flops:
         return self.backbone + self.patches + self.attention + self.mlp + self.head
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost:
+    """The cost of one image of `size`."""
+
     config: ViTConfig | BiTConfig
     size: tuple[int, int]
     flops: Flops
     grid: tuple[int, int]  # (rows, cols) of patches; for BiT, of the last feature map
+
+    def __repr__(self) -> str:
+        height, width = self.size
+        tokens = f", {self.tokens:,} patches" if self.tokens else ""
+        flops = f"{self.flops.total / 1e9:,.3g} GFLOPs at {height} x {width} px{tokens}"
+        return f"Cost({self.parameters:,} parameters; {flops})"
 
     @property
     def training_flops(self) -> int:

@@ -208,7 +208,7 @@ class Run:
     """Write a trace of a few steps to profile.json, for Perfetto or chrome://tracing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainConfig:
     """All settings of a run. A field that is None is chosen from the data and printed, or keeps the model's value."""
 
@@ -220,6 +220,12 @@ class TrainConfig:
     schedule: Schedule = field(default_factory=Schedule)
     finetuning: Finetuning = field(default_factory=Finetuning)
     run: Run = field(default_factory=Run)
+
+    def __repr__(self) -> str:
+        """Return the fields that differ from the defaults, as arguments of `with_`."""
+        default = TrainConfig().flat()
+        given = [f"{name}={value!r}" for name, value in self.flat().items() if value != default[name]]
+        return f"TrainConfig().with_({', '.join(given)})" if given else "TrainConfig()"
 
     def with_(self, **changes: Any) -> TrainConfig:
         """Return a copy with some fields changed, by the names of the command-line flags: `with_(lr=1e-3)`."""

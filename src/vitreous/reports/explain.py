@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError, brief
-from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel, open_model
+from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel
+from vitreous.evaluation.model_argument import ModelSource, model_argument
 from vitreous.inspection.forward_steps import forward_steps, require_tokens
 from vitreous.inspection.internals import patch_pixels
-from vitreous.models.base import Model
 from vitreous.models.checks import Grid
 from vitreous.preprocessing import ImageLike
 from vitreous.reports.explain_page import ExplainedImage, render_explain_page
 from vitreous.reports.html_page import write_html
 from vitreous.utils.atomic import check_output
-from vitreous.utils.device import pick_device
 from vitreous.weights.model_info import labels_of
 
 PAGE = "explanation.html"
@@ -27,7 +26,7 @@ PAGE = "explanation.html"
 
 def explain(  # noqa: PLR0913 (each is an option of the command)
     image: ImageLike,
-    model: Model | str | os.PathLike[str] = "vitreous-mini",
+    model: ModelSource = "vitreous-mini",
     *,
     out: str | os.PathLike[str] = PAGE,
     overwrite: bool = False,
@@ -41,14 +40,11 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
 
     `model`: a model, or anything that `load` accepts. `out`: the file, or a folder. `patch` (row, column), `layer` and
     `head` count from 1, as the page does. Defaults: the patch with the highest contrast, the middle block, and the head
-    whose largest attention weight for this patch is the highest. `device` is used if `model` is not a model object.
+    whose largest attention weight for this patch is the highest. A model in memory runs on its own device.
     """
     target = page_path(out)
     check_output(target, overwrite)
-    if isinstance(model, str | os.PathLike):
-        opened = open_model(model, pick_device(device))
-    else:
-        opened = EvaluatedModel("model", model)  # type: ignore[arg-type]
+    opened = model_argument(model, "explain", device=device)
     return explain_evaluated(image, opened, target, patch=patch, layer=layer, head=head, size=size)
 
 

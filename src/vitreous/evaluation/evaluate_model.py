@@ -70,9 +70,8 @@ def evaluate(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
     sizes, settings = (size,) if isinstance(size, int) else tuple(size), MeasureSettings(tuple(shots))
     csv_path, folder, notes = optional_path(csv), optional_path(out), NoteCollector(ProgressReporter(quiet))
     check_evaluation_output(folder, csv_path, sizes, overwrite)
-    request = EvaluationRequest(
-        split, sizes, tuple(methods), settings, optional_path(real), optional_path(classes), True
-    )
+    maps = optional_path(real), optional_path(classes)
+    request = EvaluationRequest(split, sizes, tuple(methods), settings, *maps, curves=True)
     options = choose_inference_options(model_device(model, device), batch_size, workers, precision, notes.add)
     report = evaluate_and_report(
         model,

@@ -233,7 +233,9 @@ def test_pictures_of_the_course_are_small_and_used(pictures: ModuleType) -> None
 
 
 def test_the_picture_of_the_last_layer_is_drawn(pictures: ModuleType) -> None:
-    assert pictures.render(pictures.draw_last_layer, small_vit().eval())
+    model = small_vit().eval()
+    model.preprocessing = vitreous.load("vitreous-mini").preprocessing.at((224, 224))
+    assert pictures.render(pictures.draw_last_layer, model)
 
 
 def test_few_blocks_are_not_run() -> None:

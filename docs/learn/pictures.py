@@ -51,7 +51,7 @@ def show(axis: Any, image: Any, title: str, below: str = "") -> None:
 
 def show_map(figure: Any, axis: Any, values: Any, title: str, **scale: Any) -> None:
     """Draw a map of patches with its scale, rows and columns counted from 1."""
-    drawn = axis.imshow(values, **scale)
+    drawn = axis.imshow(values.numpy(), **scale)
     axis.set_title(title, fontsize=10)
     figure.colorbar(drawn, ax=axis, shrink=0.75, pad=0.02).ax.tick_params(labelsize=8)
 
@@ -105,7 +105,7 @@ def draw_positions(names: Names) -> Any:
     figure, axes = image_row(3, 3.0, 2.7)
     similarity = names["similarity"]
     for axis, (row, col) in zip(axes, ((4, 3), (0, 11), (11, 6)), strict=True):
-        drawn = axis.imshow(similarity[row, col], cmap="viridis", vmin=0.6, vmax=1)
+        drawn = axis.imshow(similarity[row, col].numpy(), cmap="viridis", vmin=0.6, vmax=1)
         axis.plot([col], [row], marker="s", markersize=13, markerfacecolor="none", color=COLOURS[1], markeredgewidth=2)
         axis.set_title(f"row {row}, column {col}", fontsize=10)
     figure.colorbar(drawn, ax=axes, shrink=0.8, pad=0.02).set_label("cosine similarity", fontsize=9)
@@ -190,15 +190,16 @@ def draw_training(names: Names) -> Any:
 
 def draw_digits(names: Names) -> Any:
     """Five test images, as puzzles and moved."""
-    images = names["test"][0]
+    images, labels = names["test"]
+    chosen = [int((labels == digit).nonzero()[0]) for digit in range(5)]
     versions = {"as they are": images, "as puzzles": names["puzzle"](images), "moved right": names["right"]}
     figure = new_figure(5.4, 3.4)
     for row, (axes, (title, version)) in enumerate(zip(figure.subplots(3, 5), versions.items(), strict=True)):
         for col, axis in enumerate(axes):
-            axis.imshow(version[col, 0], cmap="gray", vmin=-1, vmax=1)
+            axis.imshow(version[chosen[col], 0].numpy(), cmap="gray", vmin=-1, vmax=1)
             axis.set(xticks=[], yticks=[])
             if row == 0:
-                axis.set_title(f"a {names['test'][1][col]}", fontsize=10)
+                axis.set_title(f"a {col}", fontsize=10)
         axes[0].set_ylabel(title, fontsize=9)
     return figure
 
@@ -228,7 +229,7 @@ def draw_transfer(names: Names) -> Any:
     drawn = right.bar(range(len(bars)), [*bars.values()], color=[COLOURS[0], COLOURS[5], COLOURS[1]], width=0.6)
     right.bar_label(drawn, [f"{value:.0f}" for value in bars.values()], fontsize=9)
     right.set_xticks(range(len(bars)), [*bars], fontsize=9)
-    right.set(ylim=(0, 100), title="30 training steps, 10 images per class")
+    right.set(ylim=(0, 100), title="25 training steps, 10 images per class")
     for axis in (left, right):
         axis.axhline(10, color="0.4", linestyle="--", linewidth=1, label="chance")
         axis.grid(alpha=0.3, axis="y")

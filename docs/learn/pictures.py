@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.patheffects import withStroke
 from PIL import Image
 
 import vitreous
@@ -66,14 +67,14 @@ def draw_patches(names: Names) -> Any:
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.6))
     left.imshow(image, interpolation="nearest")
     left.set_title(f"one image: {rows * patch} × {cols * patch} pixels", fontsize=10)
+    outline = withStroke(linewidth=2, foreground="white")
     right.set_title(f"{rows * cols} patches of {patch} × {patch} pixels: a sequence", fontsize=10)
     for number in range(rows * cols):
         row, col = divmod(number, cols)
         tile = image[row * patch : (row + 1) * patch, col * patch : (col + 1) * patch]
         x, y = 1.25 * col, 1.25 * row
         right.imshow(tile, extent=(x, x + 1, y + 1, y), interpolation="nearest")
-        dark = "white" if tile.mean() < 0.55 else "black"
-        right.text(x + 0.5, y + 0.52, str(number + 1), color=dark, fontsize=7, ha="center", va="center")
+        right.text(x + 0.5, y + 0.52, str(number + 1), fontsize=7.5, ha="center", va="center", path_effects=[outline])
     right.set(xlim=(-0.2, 1.25 * cols), ylim=(1.25 * rows, -0.2))
     for axis in (left, right):
         axis.set_axis_off()

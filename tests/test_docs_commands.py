@@ -217,9 +217,11 @@ def pictures() -> ModuleType:
 
 @pytest.mark.parametrize("page", sorted(COURSE.glob("*.md")), ids=lambda page: page.name)
 def test_a_chapter_runs_and_its_pictures_are_drawn(page: Path, pictures: ModuleType, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
     with torch.enable_grad():
         names = run_blocks(blocks_of(page), Session(tmp_path, ROOT))
         drawn = {name: pictures.render(draw, names) for name, draw in pictures.PICTURES[page.stem].items()}
+    torch.set_num_threads(threads)  # a chapter sets it
     text = page.read_text()
     for name, content in drawn.items():
         assert len(content) <= pictures.MOST_BYTES

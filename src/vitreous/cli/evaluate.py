@@ -94,6 +94,7 @@ def evaluate_command(  # noqa: PLR0913 (each is a flag or a group of flags)
             options,
             heads=model.heads,
             preprocessing=model.preprocessing,
+            trust_code=model.trust_code,
             reading=data.reading(model.model),
             cache=features.cache,
             bar=image_progress_bar(reporter),

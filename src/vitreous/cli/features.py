@@ -55,6 +55,7 @@ def features_command(  # noqa: PLR0913 (each is a flag, or a group of them)
             overwrite=overwrite,
             heads=model.heads,
             preprocessing=model.preprocessing,
+            trust_code=model.trust_code,
             reading=data.reading(model.model),
             bar=image_progress_bar(reporter),
             note=lambda notes: print_notes(reporter, notes),

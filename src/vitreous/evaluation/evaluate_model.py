@@ -49,6 +49,7 @@ def evaluate(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
     workers: int | None = None,
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
+    trust_code: bool = False,
     quiet: bool = False,
     **reading: Unpack[DataArguments],
 ) -> EvaluationReport:
@@ -80,6 +81,7 @@ def evaluate(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
         options,
         heads=heads,
         preprocessing=preprocessing,
+        trust_code=trust_code,
         reading=reading_for(data, reading, file_of(model)),
         cache=cache,
         bar=image_progress_bar(notes.reporter),
@@ -113,6 +115,7 @@ def evaluate_and_report(  # noqa: PLR0913 (the arguments of `evaluate`, and how 
     *,
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
+    trust_code: bool = False,
     reading: Reading | None = None,
     cache: str | os.PathLike[str] | None = None,
     bar: ProgressBar = no_progress_bar,
@@ -121,7 +124,13 @@ def evaluate_and_report(  # noqa: PLR0913 (the arguments of `evaluate`, and how 
     """Evaluate as `evaluate` does. `note` is called with notes about model and data before the work starts."""
     opened = open_data_argument(data, reading or Reading())
     evaluated = model_argument(
-        model, "evaluate", device=options.device, heads=heads, preprocessing=preprocessing, training_images=True
+        model,
+        "evaluate",
+        device=options.device,
+        heads=heads,
+        preprocessing=preprocessing,
+        training_images=True,
+        trust_code=trust_code,
     )
     note((*evaluated.notes, *opened.notes))
     folder = default_cache_folder() if cache is None else Path(cache)

@@ -44,6 +44,7 @@ def features(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
     workers: int | None = None,
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
+    trust_code: bool = False,
     quiet: bool = False,
     **reading: Unpack[DataArguments],
 ) -> Features:
@@ -75,6 +76,7 @@ def features(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
         overwrite=overwrite,
         heads=heads,
         preprocessing=preprocessing,
+        trust_code=trust_code,
         reading=reading_for(data, reading, file_of(model)),
         bar=image_progress_bar(notes.reporter),
         note=notes.extend,
@@ -95,6 +97,7 @@ def extract_and_write(  # noqa: PLR0913 (the arguments of `features`, and how pr
     overwrite: bool = False,
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
+    trust_code: bool = False,
     reading: Reading | None = None,
     bar: ProgressBar = no_progress_bar,
     note: Callable[[Sequence[str]], object] = lambda texts: None,
@@ -102,7 +105,9 @@ def extract_and_write(  # noqa: PLR0913 (the arguments of `features`, and how pr
     """Compute features as `features` does. `note` is called with notes about model and data before the work starts."""
     opened = open_data_argument(data, reading or Reading())
     split, images = evaluation_split(opened, split)
-    evaluated = model_argument(model, "features", device=options.device, heads=heads, preprocessing=preprocessing)
+    evaluated = model_argument(
+        model, "features", device=options.device, heads=heads, preprocessing=preprocessing, trust_code=trust_code
+    )
     chosen = evaluated.preprocessing(size)
     note((*evaluated.notes, *opened.notes))
     about = {"data": opened.name, "split": split, "classes": list(opened.classes)}

@@ -30,16 +30,17 @@ def model_argument(
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
     training_images: bool = False,
+    trust_code: bool = False,
 ) -> EvaluatedModel:
     """Open a checkpoint on a device, or take a model in memory as it is, on its own device. `what` names the caller.
 
     `training_images`: find out on which images a model in memory was trained. This reads its file again, to check that
-    the weights are still those of the file.
+    the weights are still those of the file. `trust_code`: as in `open_model`.
     """
     if not isinstance(model, nn.Module):
         if not isinstance(model, str | os.PathLike):
             raise VitreousError(f"{what}: expected a model, or a path or name of one, got {brief(model)}")
-        return open_model(model, model_device(model, device), heads, preprocessing)
+        return open_model(model, model_device(model, device), heads, preprocessing, trust_code)
     found = vitreous_model(model, what)
     for name, value in (("heads", heads), ("preprocessing", preprocessing)):
         if value is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -53,14 +53,19 @@ def evaluate(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
     quiet: bool = False,
     **reading: Unpack[DataArguments],
 ) -> EvaluationReport:
-    """Evaluate a model on a data set: accuracy, loss and calibration, for all images and per class.
+    """Evaluate a model on a data set, as `vitreous evaluate` does: accuracy, loss and calibration, also per class.
 
-    `model`: a model in memory, which runs on its own device and with its own hooks, or anything that `load` accepts;
-    for a run directory, training images are left out. `data`: anything that `open_data` accepts, or a `DataSet`.
+    - `model`: a model in memory, which runs as it is and on its own device, or what `vitreous.load` accepts
+    - `data`: what `vitreous.open_data` accepts, or a `DataSet`
+    - `split`: train, val, test or all; `size`: one or several image sizes; defaults: those of the command
+    - `methods`: measure the features: "fewshot" (with `shots` images per class), "knn" or "probe"
+    - `real`: ImageNet ReaL labels; `classes`: a file that maps the classes of the data to those of the model
+    - `csv`, `out`: file and folder for the results; `overwrite`: replace them; `cache`: folder for features
+    - `device`, `precision`, `batch_size`, `workers`: as the flags of the command
+    - `heads`, `preprocessing`: as in `vitreous.load`; `trust_code`: run the code of a run of a model of your own
+    - `quiet`: print no notes and no progress; `reading`: options of the data, such as `val_fraction`
 
-    The keyword arguments have the names and defaults of the flags of `vitreous evaluate`, but `--with` is `methods`:
-    "fewshot", "knn" and "probe" measure the features. `size`: one or several image sizes. `quiet`: print no notes.
-    Warnings, such as training images among the evaluated ones, are raised as `VitreousWarning`, and are in `warnings`.
+    Returns an `EvaluationReport`. Its warnings, such as training images that were evaluated, are Python warnings too.
 
     >>> import numpy as np, vitreous
     >>> from sklearn.datasets import load_sample_images
@@ -74,19 +79,9 @@ def evaluate(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
     maps = optional_path(real), optional_path(classes)
     request = EvaluationRequest(split, sizes, tuple(methods), settings, *maps, curves=True)
     options = choose_inference_options(model_device(model, device), batch_size, workers, precision, notes.add)
-    report = evaluate_and_report(
-        model,
-        data,
-        request,
-        options,
-        heads=heads,
-        preprocessing=preprocessing,
-        trust_code=trust_code,
-        reading=reading_for(data, reading, file_of(model)),
-        cache=cache,
-        bar=image_progress_bar(notes.reporter),
-        note=notes.extend,
-    )
+    shared: Any = {"heads": heads, "preprocessing": preprocessing, "trust_code": trust_code, "cache": cache}
+    shared |= {"reading": reading_for(data, reading, file_of(model)), "bar": image_progress_bar(notes.reporter)}
+    report = evaluate_and_report(model, data, request, options, **shared, note=notes.extend)
     report.notes = tuple(notes.texts)
     _write(report, csv_path, folder, overwrite)
     warn_caller(report.warnings, report.all_unreadable)

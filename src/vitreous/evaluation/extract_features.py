@@ -50,11 +50,16 @@ def features(  # noqa: PLR0913 (keyword arguments, the same as the flags of the 
 ) -> Features:
     """Compute the features of the images of a data set: one row per readable image, with labels and names.
 
-    `model`: a model in memory, which runs on its own device and with its own hooks, or anything that `load` accepts.
-    `data`: anything that `open_data` accepts, or a `DataSet`. `out`: write .safetensors shards to this folder; the same
-    call continues after an interruption. None: keep the features in memory only. The keyword arguments have the names
-    and defaults of the flags of `vitreous features`. `quiet`: print no notes and no progress bar. Unreadable images are
-    left out, with a warning.
+    - `model`: a model in memory, which runs as it is and on its own device, or what `vitreous.load` accepts
+    - `data`: what `vitreous.open_data` accepts, or a `DataSet`
+    - `out`: write .safetensors shards to this folder, where the same call continues; None: keep them in memory
+    - `layer`: number of a block, from 0; -1: the input of the head; `size`: image size; `overwrite`: replace `out`
+    - `split`: train, val, test or all; default: the test split that the data has, else its val split, else all
+    - `device`, `precision`, `batch_size`, `workers`: as the flags of the command
+    - `heads`, `preprocessing`: as in `vitreous.load`; `trust_code`: run the code of a run of a model of your own
+    - `quiet`: print no notes and no progress; `reading`: options of the data, such as `val_fraction`
+
+    Returns a `Features`. Unreadable images are left out, with a warning.
 
     >>> import vitreous
     >>> small = {"image_size": 8, "patch_size": 4, "channels": 1, "width": 32, "heads": 2}

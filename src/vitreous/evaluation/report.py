@@ -48,10 +48,10 @@ class EvaluationRequest:
 class EvaluationReport:
     """The results, one per image size."""
 
-    split: str
-    images: int
-    evaluated: EvaluatedModel
-    classes: tuple[str, ...]  # of the data
+    split: str  # evaluated images: train, val, test, all; unseen: all but the training images of the model
+    images: int  # number of evaluated images
+    evaluated: EvaluatedModel  # the model
+    classes: tuple[str, ...]  # class names of the data
     labels: tuple[str, ...] | None  # class names of the model
     preprocessing: list[Preprocessing]  # one per image size
     mapping: ClassMapping | None  # None: predictions are not scored, see `not_scored`
@@ -60,8 +60,8 @@ class EvaluationReport:
     warnings: tuple[str, ...] = ()  # about evaluated images that the model has seen in training
     feature_images: str = ""  # images that the feature measures were trained and tested on
     unreadable: list[str] = field(default_factory=list)  # errors of images without features
-    scores: list[Evaluation] = field(default_factory=list)
-    measures: list[list[Measure]] = field(default_factory=list)
+    scores: list[Evaluation] = field(default_factory=list)  # scores of the predictions, one per image size
+    measures: list[list[Measure]] = field(default_factory=list)  # measures of the features, one list per image size
     source: Source | None = None  # the evaluated images
     curves: list[PrecisionRecall | None] = field(default_factory=list)  # one per image size, if requested
     data: str = ""  # path or name of the data
@@ -95,6 +95,7 @@ class EvaluationReport:
         return evaluation_summary(self)
 
     def label(self, index: int) -> str:
+        """Return the name of a class of the model."""
         return f"class {index}" if self.labels is None else self.labels[index]
 
     def confusions(self, evaluation: Evaluation) -> list[dict[str, Any]]:
@@ -107,6 +108,7 @@ class EvaluationReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `vitreous evaluate --json` prints."""
         sizes = [list(one.size) for one in self.preprocessing if isinstance(one.size, tuple)]
         measures = [[measure.to_json() for measure in row] for row in self.measures]
         return {
@@ -132,6 +134,7 @@ class EvaluationReport:
 
     @property
     def calibration(self) -> Calibration | None:
+        """The calibration of the model."""
         return self.evaluated.model.calibration
 
     def _scores_json(self, place: int) -> dict[str, Any]:

@@ -81,11 +81,11 @@ class Features:
     """Stored features: one row per readable image."""
 
     features: Tensor  # (N, D), float32
-    labels: Tensor
-    indices: Tensor  # of the images in their split
-    names: tuple[str, ...]
-    unreadable: dict[int, str]
-    origin: Origin
+    labels: Tensor  # (N,) classes, or (N, classes) bool
+    indices: Tensor  # indices of the images in their split
+    names: tuple[str, ...]  # file names of the images
+    unreadable: dict[int, str]  # errors of images that were left out, by index
+    origin: Origin  # content hash of the model, fingerprint of the images, layer, preprocessing and precision
     about: dict[str, Any]  # names of the model and of the data, classes
     notes: tuple[str, ...] = ()  # about model and data, such as guessed settings
 

@@ -36,17 +36,20 @@ class ComparisonRow:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    suite: str
-    models: tuple[str, ...]
-    digests: tuple[str, ...]
+    """The measures of several models on several data sets: the result of `vitreous.compare`."""
+
+    suite: str  # name of the suite; "" for data sets
+    models: tuple[str, ...]  # names of the models
+    digests: tuple[str, ...]  # content hashes of the models
     selections: tuple[str, ...]  # how the weights of each model were selected
-    rows: tuple[ComparisonRow, ...]
+    rows: tuple[ComparisonRow, ...]  # measures of all models, by data set, and their means
     images: dict[str, str]  # for each data set, the images trained and tested on
     notes: tuple[str, ...] = ()  # about models and data, such as guessed settings
     warnings: tuple[str, ...] = ()  # about test images that a model has seen in training
     unreadable: tuple[str, ...] = ()  # errors of images that are left out
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `vitreous compare --json` prints."""
         names = zip(self.models, self.digests, self.selections, strict=True)
         rows = [
             {

@@ -50,12 +50,14 @@ def compare(  # noqa: PLR0913 (keyword arguments, the same as the flags of the c
 ) -> Comparison:
     """Compare the features of models on data sets by few-shot classification, k-NN and linear probes.
 
-    `models`: models in memory, anything that `load` accepts, or a dict of these by the names to show. `data`: one or
-    several data sets, as in `open_data`; or `suite`: a TOML file with groups of data sets.
+    - `models`: models in memory, or what `vitreous.load` accepts: one, a list, or a dict by the names to show
+    - `data`: one or several paths or names of data sets; or `suite`: a TOML file with groups of them
+    - `methods`: "fewshot" (with `shots` images per class), "knn" and "probe"
+    - `markdown`, `out`: file and folder for the results; `overwrite`: replace them; `cache`: folder for features
+    - `device`, `precision`, `batch_size`, `workers`: as the flags of the command
+    - `quiet`: print no notes and no progress; `reading`: options of the data, such as `val_fraction`
 
-    The keyword arguments have the names and defaults of the flags of `vitreous compare`, except that `--with` is
-    `methods`. Features are computed once and cached. `device` is for models that are loaded. Warnings, such as test
-    images that a model was trained on, are raised as `VitreousWarning` and are in `warnings` of the result.
+    Returns a `Comparison`. Warnings, such as training images of a model among the test images, are Python warnings too.
 
     >>> import vitreous
     >>> models = {f"{size} px": vitreous.load("vitreous-mini", image_size=size) for size in (8, 16)}

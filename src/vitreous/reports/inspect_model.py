@@ -74,10 +74,12 @@ class ModelDescription:
 
 @dataclass(frozen=True)
 class InspectionOutput:
-    page: Path
-    files: tuple[Path, ...] = field(repr=False)
+    """The files that an inspection has written."""
+
+    page: Path  # index.html
+    files: tuple[Path, ...] = field(repr=False)  # figures, numbers.json and the page
     skipped: tuple[str, ...]  # error messages of unreadable images
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # remarks on the model and the result
 
 
 def inspect_model(

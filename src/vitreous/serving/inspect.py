@@ -53,12 +53,13 @@ def inspect(  # noqa: PLR0913 (keyword arguments, the same as the flags of the c
 ) -> InspectionOutput:
     """Visualise a model: attention, rollout, relevance, attention distance, filters, positions, prediction by layer.
 
-    Writes figures, numbers.json and index.html, an interactive page, to the folder `out`. Returns their paths.
+    - `model`: a model in memory, which runs as it is and on its own device, or what `vitreous.load` accepts
+    - `images`: as in `vitreous.predict`; default: images of the run, or two photographs
+    - `out`: folder for the page, figures and numbers.json; default: `inspection`, or RUN/inspection, which is replaced
+    - `overwrite`: replace an earlier inspection; `size`: image size; `device`: where a model that is loaded runs
+    - `heads`, `preprocessing`: as in `vitreous.load`; `quiet`: print no notes and no progress
 
-    `model`: a model in memory, or anything that `load` accepts. `images`: as in `predict`. The defaults are those of
-    `vitreous inspect`: images of the run, or two photographs; the folder `inspection`, or RUN/inspection, which is
-    replaced. A model that was modified (hooks, replaced modules) is refused if the result would be wrong. `quiet`:
-    print no notes and no progress bar. `vitreous.inspection` has the same maps as functions that return tensors.
+    Returns the paths of the page and the files. A modified model is refused if the result would be wrong.
 
     >>> import tempfile, vitreous
     >>> from sklearn.datasets import load_sample_image

@@ -45,10 +45,10 @@ SHOWN = 10  # predictions in the repr
 class Predictions(Sequence[Prediction]):
     """The predictions of `vitreous.predict`, one per image and in their order: a sequence."""
 
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[Prediction, ...]  # one per image
     classes: tuple[str, ...]  # names of the model's classes
-    top: int
-    model: str  # name
+    top: int  # number of classes per image
+    model: str  # name of the model
     notes: tuple[str, ...] = ()  # about the model, such as guessed settings
 
     @overload
@@ -102,15 +102,14 @@ def predict(  # noqa: PLR0913 (keyword arguments, the same as the flags of the c
     preprocessing: Preprocessing | str | None = None,
     quiet: bool = False,
 ) -> Predictions:
-    """Classify images. Returns a sequence with a `Prediction` for each image.
+    """Classify images. Returns `Predictions`: a sequence with a `Prediction` for each image.
 
-    `model`: a model in memory, which runs on its own device and with its own hooks, or anything that `load` accepts.
-    `images`: one image, or a list: files, folders, patterns such as "photos/**/*.jpg", PIL images, and arrays or
-    tensors of uint8, of which four dimensions are a batch. An image that cannot be read has a prediction with an
-    `error`, and a warning.
-
-    The keyword arguments have the names and defaults of the flags of `vitreous predict`. `quiet`: print no notes.
-    `vitreous.serving.prediction.predict_images` yields predictions one by one, for more images than fit into memory.
+    - `model`: a model in memory, which runs as it is and on its own device, or what `vitreous.load` accepts
+    - `images`: one or several: files, folders, patterns, PIL images, and arrays or tensors of uint8; `paths_from`: a
+      file with a list of paths. A damaged file gives a prediction with an `error`, and a warning
+    - `top`: number of classes per image; `heads`, `preprocessing`: as in `vitreous.load`
+    - `csv`, `sort_into`: a table, and a folder for copies by class; `overwrite`: replace the table
+    - `device`, `precision`, `batch_size`, `max_pixels`: as the flags of the command; `quiet`: print no notes
 
     >>> import vitreous
     >>> from sklearn.datasets import load_sample_images

@@ -27,13 +27,13 @@ class ModelInfo:
     """Format, config, cost, preprocessing, labels and calibration of a checkpoint, and the use of each tensor."""
 
     report: LoadReport  # format, and the use of each tensor
-    config: Config
+    config: Config  # config of the model
     model: str | None  # name in `vitreous models` of this architecture
-    cost: Cost
-    dtypes: tuple[str, ...]
-    preprocessing: Preprocessing
-    labels: tuple[str, ...] | None
-    calibration: Calibration | None
+    cost: Cost  # parameters, FLOPs and memory
+    dtypes: tuple[str, ...]  # types of the tensors
+    preprocessing: Preprocessing  # resize, crop and normalisation
+    labels: tuple[str, ...] | None  # class names
+    calibration: Calibration | None  # temperature and thresholds
 
     def to_json(self) -> dict[str, Any]:
         """Return what `vitreous info --json` prints."""
@@ -82,8 +82,8 @@ def info(
 ) -> ModelInfo:
     """Describe a checkpoint, without building the model, or a model in memory.
 
-    `source`: a model, or anything that `load` accepts. The keyword arguments are those of `load` and of `vitreous
-    info`, and are for checkpoints only.
+    - `source`: a model, or what `vitreous.load` accepts
+    - `image_size`, `heads`, `strict`, `preprocessing`: as in `vitreous.load`; for checkpoints only
 
     >>> import vitreous
     >>> found = vitreous.info("vitreous-mini")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitreous.reports.check_data import check_data
     from vitreous.reports.explain import explain
     from vitreous.training.callbacks import Callback, TrainingRun
+    from vitreous.training.choose_config import ChosenConfig, choose_config
     from vitreous.training.config import TrainConfig
     from vitreous.training.finetune import finetune
     from vitreous.training.outcome import Outcome
@@ -57,6 +58,8 @@ _HOMES = {
     "Callback": "vitreous.training.callbacks",
     "TrainingRun": "vitreous.training.callbacks",
     "explain": "vitreous.reports.explain",
+    "ChosenConfig": "vitreous.training.choose_config",
+    "choose_config": "vitreous.training.choose_config",
     "TrainConfig": "vitreous.training.config",
     "finetune": "vitreous.training.finetune",
     "recipe": "vitreous.training.recipes",
@@ -75,6 +78,7 @@ __all__ = [
     "BiT",
     "BiTConfig",
     "Callback",
+    "ChosenConfig",
     "Cost",
     "DataSet",
     "LoadReport",
@@ -91,6 +95,7 @@ __all__ = [
     "accelerate",
     "calibrate",
     "check_data",
+    "choose_config",
     "convert",
     "cost",
     "create",

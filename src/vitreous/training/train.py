@@ -21,6 +21,7 @@ from vitreous.evaluation.training_images import SeenImages
 from vitreous.training import comparison_run, defaults, initial_weights, legs, lr_search
 from vitreous.training.callbacks import Callback, Callbacks
 from vitreous.training.config import TrainConfig
+from vitreous.training.config_file import load_settings
 from vitreous.training.distributed import World
 from vitreous.training.initial_weights import InitialWeights
 from vitreous.training.loaders import RunLoaders, build_loaders
@@ -48,8 +49,8 @@ from vitreous.weights.tensor_map import State
 
 
 def train(
-    data: object,
-    config: TrainConfig | None = None,
+    data: object = None,
+    config: TrainConfig | str | os.PathLike[str] | None = None,
     *,
     callbacks: Sequence[Callback | type[Callback]] = (),
     quiet: bool = False,
@@ -63,12 +64,14 @@ def train(
     directory alone if data and callbacks are given as classes or functions that can be imported, or as text; otherwise
     they have to be passed to `resume` again.
 
-    `fields` are fields of TrainConfig, with the names of the command-line flags; they override those of `config`.
+    `config`: settings, or the path of a config file, which may name the data. `fields` are fields of TrainConfig, with
+    the names of the command-line flags; they override those of `config`.
     Settings that are not given are chosen from the data. `overwrite`: replace the run in the run directory `out`; the
     earlier run is kept as OUT.replaced until the new run is complete. `quiet`: print nothing.
     """
     refuse_during_import("vitreous.train")
-    config = TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields})
+    data, config = load_settings(data, config)
+    config = TrainConfig.from_flat({**config.flat(), **fields})
     world = World.current()
     reporter = ProgressReporter(quiet or not world.is_main)
     if world.size > 1 and config.run.out is None:
@@ -128,7 +131,7 @@ def _start(
 ) -> Outcome:
     """Start a new run. All errors in settings and data are raised before the run directory is created."""
     comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
-    plan, weights = _plan_new_run(data, config, world)
+    plan, weights = plan_new_run(data, config, world)
     start = plan.facts.start
     print_start_summary(data, plan, reporter)
     reporter.note_once(code.notes)
@@ -252,7 +255,7 @@ def _search_and_train(
     return train_to_end(data, loop, resumed=False)
 
 
-def _plan_new_run(data: DataSet, config: TrainConfig, world: World) -> tuple[Plan, State]:
+def plan_new_run(data: DataSet, config: TrainConfig, world: World) -> tuple[Plan, State]:
     """Choose the initial weights and all settings of a run, and load the weights."""
     facts = defaults.collect_facts(data)
     config, chosen = defaults.choose_start(config, facts)

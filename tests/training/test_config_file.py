@@ -58,7 +58,10 @@ def test_values(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed = 1\n[optimiser]\nlrr = 1", "run.toml, line 3: unknown setting 'lrr' in [optimiser]; did you mean 'lr'?"),
+        (
+            "seed = 1\n[optimiser]\nlrr = 1",
+            "run.toml, line 3: unknown setting 'lrr' in [optimiser]; did you mean 'lr'?",
+        ),
         ("[optimizer]\nlr = 1", "run.toml, line 1: unknown setting 'optimizer'; did you mean 'optimiser'?"),
         ("# lr = 1\nlr = 'fast'", "run.toml, line 2: lr = 'fast': expected a number or \"none\""),
         ("[optimiser]\n\n lr = true", "run.toml, line 3: lr = True: expected a number"),
@@ -71,8 +74,8 @@ def test_values(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
         ("[schedule]\ndata = 'digits'", "line 2: data belongs to the top of the file"),
         ("data = 3", "line 1: data = 3: expected a string"),
         ("[grid]\nlr = [1, 2]", "line 1: [grid] is for `vitreous sweep`"),
-        ("lr = ", "run.toml cannot be read: it is not valid TOML: Invalid value (at line 1, column 6)"),
-        ("a = 1\na = 2", "Cannot overwrite a value (at line 2, column 6)"),
+        ("lr = \n", "run.toml cannot be read: it is not valid TOML: Invalid value (at line 1, column 6)"),
+        ("a = 1\na = 2", "Cannot overwrite a value (at"),
         ("x = " + "[" * 100_000, "is not valid TOML"),
         ("seed = " + "9" * 5_000, "is not valid TOML"),
     ],
@@ -174,7 +177,7 @@ def test_all_choices_are_stable(place: Path) -> None:
     """Settings that a config file fixes lead to the same settings: default weights, no validation images, a search."""
     photos = str(place / 'p"h\\ötos')
     cases: list[dict[str, Any]] = [
-        {"budget": "10s"},
+        {**{name: value for name, value in TINY.items() if name != "duration"}, "budget": "6s"},
         {"duration": "2 epochs", "val_fraction": 0, "test_fraction": 0},
         {"duration": "2 epochs", "start": "none", "image_size": (24, 16)},
         {"start": "vitreous-mini", "rules": "paper"},
@@ -182,7 +185,7 @@ def test_all_choices_are_stable(place: Path) -> None:
         {"model": "BiT-R26x1", "width_factor": 0.5, "image_size": 32, "duration": "1 epoch", "clip": None},
     ]
     for fields in cases:
-        chosen = vitreous.choose_config(photos, device="cpu", quiet=True, **fields)
+        chosen = vitreous.choose_config(photos, quiet=True, **{"device": "cpu", **fields})
         path = write(place, chosen.to_toml())
         again = vitreous.choose_config(config=path, quiet=True)
         assert again.config == chosen.config, fields
@@ -206,7 +209,8 @@ def test_flags_override_the_file_which_overrides_the_recipe(place: Path) -> None
     assert (other["lr"], other["duration"]) == (0.5, vitreous.recipe("cifar10").schedule.duration)
 
 
-def test_finetune_takes_a_config_file(place: Path) -> None:
+def test_finetune_takes_a_config_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
     write(place, 'recipe = "linear"\nfrom = "vitreous-mini"\nlr = 0.5\n')
     file = place / "run.toml"
     printed = run(place, "finetune", 'p"h\\ötos', "--config", file, "--epochs", 1, "--print-config").stdout
@@ -215,7 +219,10 @@ def test_finetune_takes_a_config_file(place: Path) -> None:
     assert tables["optimiser"]["freeze"] == ["!head.*"]
     write(place, printed)
     first = vitreous.finetune(config=file, out=place / "tuned", device="cpu", batch_size=16, quiet=True)
-    write(place, 'data = "p\\"h\\\\ötos"\nfrom = "vitreous-mini"\nlr = 0.5\nepochs = 1\nbatch_size = 16\nrecipe = "linear"\n')
+    write(
+        place,
+        'data = "p\\"h\\\\ötos"\nfrom = "vitreous-mini"\nlr = 0.5\nepochs = 1\nbatch_size = 16\nrecipe = "linear"\n',
+    )
     run(place, "finetune", "--config", file, "--out", "again", "--device", "cpu")
     assert weights(place / "again") == weights(first.run)
 

@@ -14,7 +14,6 @@ from vitreous.data.open_data import open_data
 from vitreous.errors import VitreousError
 from vitreous.training.config import TrainConfig
 from vitreous.training.config_file import config_toml, load_settings
-from vitreous.training.defaults import Choice
 from vitreous.training.distributed import World
 from vitreous.training.plan import Plan
 from vitreous.training.train import plan_new_run

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vitreous.errors import VitreousError, VitreousWarning
     from vitreous.evaluation.calibration import calibrate
     from vitreous.experiments.reproduce import reproduce
+    from vitreous.experiments.sweeps.sweep import sweep
+    from vitreous.experiments.sweeps.sweep_result import SweepResult
     from vitreous.fast.accelerate import accelerate
     from vitreous.models.cost import Cost, cost
     from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
@@ -41,6 +43,8 @@ _HOMES = {
     "VitreousWarning": "vitreous.errors",
     "calibrate": "vitreous.evaluation.calibration",
     "reproduce": "vitreous.experiments.reproduce",
+    "sweep": "vitreous.experiments.sweeps.sweep",
+    "SweepResult": "vitreous.experiments.sweeps.sweep_result",
     "accelerate": "vitreous.fast.accelerate",
     "Cost": "vitreous.models.cost",
     "cost": "vitreous.models.cost",
@@ -86,6 +90,7 @@ __all__ = [
     "Preprocessing",
     "ResNetConfig",
     "RunRow",
+    "SweepResult",
     "TrainConfig",
     "TrainingRun",
     "ViTConfig",
@@ -109,6 +114,7 @@ __all__ = [
     "resume",
     "runs",
     "save",
+    "sweep",
     "train",
 ]
 

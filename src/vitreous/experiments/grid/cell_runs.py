@@ -47,14 +47,14 @@ class CellTask:
     @property
     def name(self) -> str:
         """The name of the run directory: experiment, factors and seed, readable, and the key."""
-        factors = "-".join(str(value) for value in self.cell.factors.values())
+        factors = self.cell.label or "-".join(str(value) for value in self.cell.factors.values())
         text = re.sub(r"[^\w.+]+", "-", f"{self.experiment}-{factors}-seed{self.cell.seed}").strip("-")
         return f"{text[:MAX_SLUG].rstrip('-')}-{self.key[:KEY_LETTERS]}"
 
     @property
     def title(self) -> str:
         """For the progress display."""
-        factors = ", ".join(str(value) for value in self.cell.factors.values())
+        factors = self.cell.label or ", ".join(str(value) for value in self.cell.factors.values())
         return f"{self.experiment}: {factors or 'all'}, seed {self.cell.seed}"
 
     @property
@@ -69,7 +69,9 @@ class CellTask:
 def cell_key(cell: Cell, data: str, fingerprints: Mapping[str, str], version: int, hardware: str) -> str:
     """Return the hash of everything that the result of a cell depends on: settings, content of the data, measures,
     initial weights, version of the experiment and of this package, and the kind of device."""
-    config = {name: value for name, value in _given_settings(cell.config).items() if name not in NOT_IN_KEY}
+    config = {name: value for name, value in given_settings(cell.config).items() if name not in NOT_IN_KEY}
+    if "start" in config:
+        config["start"] = fingerprints.get(config["start"], config["start"])
     measures = []
     for measure in cell.measures:
         fields = measure.to_json()
@@ -87,7 +89,7 @@ def cell_key(cell: Cell, data: str, fingerprints: Mapping[str, str], version: in
     return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
-def _given_settings(config: TrainConfig | None) -> dict[str, Any]:
+def given_settings(config: TrainConfig | None) -> dict[str, Any]:
     """Return the settings that differ from the defaults of TrainConfig."""
     if config is None:
         return {}
@@ -112,7 +114,7 @@ def run_cell(task: CellTask) -> CellRecord:
     """Run a cell, and return its result or the reason why it has none. Only results are stored."""
     started = time.monotonic()
     cell = task.cell
-    settings = {name: value for name, value in _given_settings(cell.config).items() if name not in ("out", "device")}
+    settings = {name: value for name, value in given_settings(cell.config).items() if name not in ("out", "device")}
     try:
         outcome = None if cell.config is None else _trained(task)
         values, notes = _measured(task, outcome), outcome.selection if outcome else ()

@@ -176,7 +176,8 @@ class Run:
     """Output, hardware, evaluation and logging."""
 
     out: str | None = None
-    """Run directory; it must not exist yet. Default: runs/NAME-DATE."""
+    """Run directory; it must not exist yet. Default: runs/NAME-DATE. Of `vitreous sweep`: the folder of all runs, by
+    default sweeps/NAME-HASH."""
     seed: int = 0
     """Random seed of the initial weights, the order of the images and the augmentation."""
     device: str = "auto"

@@ -37,8 +37,8 @@ class Sweep:
     starts: Mapping[str, str]  # key of the cell that a cell starts from
     work: Mapping[str, float]  # expected amount of work of each cell, for the time left
     reporter: ProgressReporter
-    noun: str = "cell"  # in messages
     imports: Sequence[str] = ()  # import paths of experiments from files, for other processes
+    noun: str = "cell"  # in messages
     records: dict[str, CellRecord] = field(default_factory=dict)
 
     def run(self, jobs: int, devices: Sequence[str]) -> dict[str, CellRecord]:

@@ -16,7 +16,6 @@ from vitreous.errors import VitreousError, brief, format_count
 from vitreous.experiments.grid.experiment import Factor
 from vitreous.training.config import TrainConfig, field_types
 from vitreous.training.config_file import GROUPS, OTHER_NAMES, is_none_text
-from vitreous.utils.limits import check_count
 
 MAX_SETTINGS = 10_000  # combinations of a sweep
 LOG_SETTINGS = ("lr", "muon_lr", "weight_decay")  # ranges of these are log-uniform by default
@@ -87,7 +86,7 @@ class SearchSpace:
         return list(found.values())
 
     def _draw(self, name: str, number: int) -> Any:
-        generator = random.Random(f"{self.draw_seed} {number} {name}")  # noqa: S311 (not for cryptography)
+        generator = random.Random(f"{self.draw_seed} {number} {name}")
         values = self.values[name]
         return values.draw(generator) if isinstance(values, ValueRange) else generator.choice(values)
 
@@ -113,7 +112,6 @@ def make_search_space(
             "give the settings to vary: grid (--grid lr=1e-3,3e-3 model=Ti/16,S/16), or random (--random"
             " lr=1e-4..1e-2)" + (", not both" if grid else "")
         )
-    check_count("draws", draws)
     kind: Literal["grid", "random"] = "grid" if grid else "random"
     given = grid or drawn
     if not isinstance(given, Mapping):
@@ -180,9 +178,12 @@ def _values(name: str, given: Any, kind: str) -> tuple[Any, ...] | ValueRange:
 
 def _checked(name: str, value: Any, kind: str) -> Any:
     try:
-        return TrainConfig().with_(**{name: value}).flat()[name]
+        converted = TrainConfig().with_(**{name: value}).flat()[name]
     except VitreousError as error:
         raise error.at(kind) from error
+    if isinstance(converted, float) and math.isnan(converted):
+        raise VitreousError(f"{kind}: {name} = nan: expected a number")
+    return converted
 
 
 def _kinds(name: str) -> tuple[Any, ...]:
@@ -228,8 +229,8 @@ def _parse_range(name: str, text: str) -> ValueRange | None:
         raise VitreousError(f"random: {name} = {text}: the first number must be below the second")
     if scale == "log" and low <= 0:
         raise VitreousError(
-            f"random: {name} = {text}: a log-uniform range starts above 0; {name}=linear:{match['low']}..{match['high']}"
-            " draws uniformly"
+            f"random: {name} = {text}: a log-uniform range starts above 0;"
+            f" {name}=linear:{match['low']}..{match['high']} draws uniformly"
         )
     return ValueRange(low, high, scale, whole)
 

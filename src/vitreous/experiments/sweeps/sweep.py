@@ -14,7 +14,7 @@ from typing import Any
 
 from vitreous.data.dataset import DataSet
 from vitreous.data.open_data import absolute_data_path, open_data
-from vitreous.errors import VitreousError, brief
+from vitreous.errors import VitreousError, brief, summarize_names
 from vitreous.evaluation.evaluated_model import open_model
 from vitreous.experiments.grid.cell_folder import CELLS, content_fingerprint, locked_cells
 from vitreous.experiments.grid.cell_runs import CellTask, cell_key
@@ -31,7 +31,7 @@ from vitreous.experiments.sweeps.search_space import (
     describe_number,
     make_search_space,
 )
-from vitreous.experiments.sweeps.sweep_request import SweepRequest
+from vitreous.experiments.sweeps.sweep_request import SweepOptions, SweepRequest
 from vitreous.experiments.sweeps.sweep_result import SweepResult, check_sweep_folder, read_keys
 from vitreous.training.choose_config import choose_config
 from vitreous.training.config import TrainConfig
@@ -44,7 +44,6 @@ from vitreous.utils.environment import command, environment
 from vitreous.utils.figures import require_matplotlib
 from vitreous.utils.import_path import import_path_of, refuse_during_import
 from vitreous.utils.json_files import dump_json, read_json
-from vitreous.utils.limits import check_count
 from vitreous.utils.progress import ProgressReporter
 
 FORMAT = "vitreous sweep"
@@ -52,7 +51,7 @@ FILE, RESULT = "sweep.json", "result"  # in the output folder
 VERSION = 1  # of the way in which cells are made from settings; results of another version are not used
 
 
-def sweep(
+def sweep(  # noqa: PLR0913 (keyword arguments, the same as the command's flags)
     data: object = None,
     config: TrainConfig | str | os.PathLike[str] | None = None,
     *,
@@ -89,22 +88,30 @@ def sweep(
     """
     refuse_during_import("vitreous.sweep")
     refuse_in_new_process("sweep")
-    if World.current().size > 1:
-        raise VitreousError("sweep: each run has one process; start it without torchrun, with jobs and several GPUs")
     if isinstance(config, str | os.PathLike):
         file = read_config_file(config, searches=True)
         data, config = file.data if data is None else data, file.config()
         if grid is None and random is None:
             grid, random = file.searches.get("grid"), file.searches.get("random")
     base = TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields})
-    space = make_search_space(grid, random, draws, draw_seed)
-    for name, number in (("seeds", seeds), ("jobs", jobs)):
-        if type(number) is not int:
-            raise VitreousError(f"{name} = {brief(number)}: expected an integer")
-        check_count(name, number)
+    options = SweepOptions(draws, draw_seed, seeds, jobs, overwrite)
+    return run_sweep(prepare_sweep(data, base, grid, random, options), ProgressReporter(quiet))
+
+
+def prepare_sweep(
+    data: object,
+    base: TrainConfig,
+    grid: Mapping[str, Any] | None,
+    random: Mapping[str, Any] | None,
+    options: SweepOptions,
+) -> SweepRequest:
+    """Check the arguments. Nothing is read or written."""
+    if World.current().size > 1:
+        raise VitreousError("sweep: each run has one process; start it without torchrun, with jobs and several GPUs")
+    options.check()
+    space = make_search_space(grid, random, options.draws, options.draw_seed)
     _check_base(base, space)
-    request = SweepRequest(_data_source(data), base, space, seeds, jobs, overwrite)
-    return run_sweep(request, ProgressReporter(quiet))
+    return SweepRequest(_data_source(data), base, space, options)
 
 
 def _data_source(data: object) -> str:
@@ -160,7 +167,7 @@ def run_sweep(request: SweepRequest, reporter: ProgressReporter) -> SweepResult:
             for key, cell in zip(keys, cells, strict=True)
         }
         work = {key: expected_work(task.cell, len(opened.train)) for key, task in tasks.items()}
-        records = Sweep(tasks, {}, work, reporter, noun="run").run(request.jobs, cell_devices(device))
+        records = Sweep(tasks, {}, work, reporter, noun="run").run(request.options.jobs, cell_devices(device))
         found = CellRecords("", tuple(records[key] for key in keys))
         result = _result(request, out, found, metric, length, opened, environment(device))
         result.write(out / RESULT, _selected_toml(request, length, result, reporter))
@@ -168,7 +175,7 @@ def run_sweep(request: SweepRequest, reporter: ProgressReporter) -> SweepResult:
 
 
 def _plan_text(request: SweepRequest, out: Path) -> str:
-    return f"{describe_number(request.space, len(request.combinations()), request.seeds)}, in {out}"
+    return f"{describe_number(request.space, len(request.combinations()), request.options.seeds)}, in {out}"
 
 
 def _output_folder(request: SweepRequest, name: str, fingerprint: str) -> Path:
@@ -185,6 +192,8 @@ def _stored_length(request: SweepRequest, out: Path, fingerprint: str) -> RunLen
     """Return the length of the runs of the sweep that is continued. None: it is a new one."""
     path = out / FILE
     if not os.path.lexists(path):
+        if out.is_dir() and (others := sorted({one.name for one in out.iterdir()} - {CELLS, RESULT})):
+            raise VitreousError(f"{out} holds other files ({summarize_names(others, 4)}): give an empty or a new --out")
         return None
     try:
         stored = read_json(path)
@@ -194,7 +203,7 @@ def _stored_length(request: SweepRequest, out: Path, fingerprint: str) -> RunLen
         raise VitreousError(f"{path} was not written by `vitreous sweep`: give another --out")
     identity = request.identity(fingerprint)
     if {name: stored.get(name) for name in identity} != identity:
-        if request.overwrite:
+        if request.options.overwrite:
             return None
         raise VitreousError(
             f"{out} holds a sweep of other settings or data: give another --out, or replace its result with --overwrite"
@@ -205,8 +214,8 @@ def _stored_length(request: SweepRequest, out: Path, fingerprint: str) -> RunLen
 def _check_earlier_result(request: SweepRequest, out: Path, keys: Sequence[str]) -> None:
     """Raise an error if the result folder holds something else than a result that this sweep extends."""
     folder = out / RESULT
-    continued = not request.overwrite and (folder / "result.json").is_file()
-    check_sweep_folder(folder, request.overwrite or continued)
+    continued = not request.options.overwrite and (folder / "result.json").is_file()
+    check_sweep_folder(folder, request.options.overwrite or continued)
     if continued and not read_keys(folder / "result.json") <= set(keys):
         raise VitreousError(
             f"{folder} is the result of a sweep over other values: give another --out, or replace it with --overwrite"
@@ -241,7 +250,7 @@ def _make_cells(request: SweepRequest, length: RunLength, metric: str) -> list[C
             label=combination_label(combination),
         )
         for combination, config in pairs
-        for seed in range(first, first + request.seeds)
+        for seed in range(first, first + request.options.seeds)
     ]
 
 
@@ -262,7 +271,7 @@ def _result(
         "kind": request.space.kind,
         "swept": request.space.describe(),
         "length": length.text,
-        "seeds": request.seeds,
+        "seeds": request.options.seeds,
     }
     failed = [replace(record, run="") if record.error else record for record in records]
     return SweepResult.from_records(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ Points = Sequence[tuple[Any, Sequence[float]]]
 """The values of a setting, and the metric of all seeds, in the order of the table: the selected one is first."""
 PANELS_PER_ROW = 3
 LOG_RATIO = 8.0  # of the largest value to the smallest, from which on an axis is logarithmic
+LABEL_WIDTH = 0.12  # of the label of a tick, as a fraction of the axis
 RUN, MEAN, SELECTED = COLOURS[0], COLOURS[6], COLOURS[1]
 
 
@@ -54,7 +57,7 @@ def _draw_panel(axis: Any, points: Points) -> dict[str, Any]:
     levels = _levels([value for value, _ in points])
     positions = [levels[format_setting(value)] for value, _ in points]
     _set_ticks(axis, [value for value, _ in points], levels)
-    drawn = {}
+    drawn: dict[str, Any] = {}
     x = [position for position, (_, values) in zip(positions, points, strict=True) for _ in values]
     y = [value for _, values in points for value in values]
     if not y:
@@ -94,12 +97,18 @@ def _set_ticks(axis: Any, values: Sequence[Any], levels: Mapping[str, float]) ->
         axis.set_xlim(-0.5, len(levels) - 0.5)
         return
     places = sorted(set(levels.values()))
-    logarithmic = places[0] > 0 and places[-1] >= LOG_RATIO * places[0]
+    logarithmic = places[0] > 0 and places[-1] >= LOG_RATIO * places[0] and math.isfinite(places[-1])
     if logarithmic:
         axis.set_xscale("log")
-    if len(places) <= MAX_TICKS:
+    if len(places) <= MAX_TICKS and _are_apart(places, logarithmic):
         axis.set_xticks(places, [f"{place:g}" for place in places])
         axis.minorticks_off()
     elif logarithmic:
         axis.set_xlim(places[0] / 1.2, places[-1] * 1.2)
         plain_log_ticks(axis.xaxis)
+
+
+def _are_apart(places: Sequence[float], logarithmic: bool) -> bool:
+    """Whether the labels of all values fit next to each other."""
+    shown = [math.log(place) for place in places] if logarithmic else places
+    return all(after - before >= LABEL_WIDTH * (shown[-1] - shown[0]) for before, after in pairwise(shown))

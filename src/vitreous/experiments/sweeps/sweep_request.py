@@ -7,9 +7,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vitreous.errors import VitreousError, brief
 from vitreous.experiments.grid.cell_runs import NOT_IN_KEY, given_settings
 from vitreous.experiments.sweeps.search_space import SearchSpace
 from vitreous.training.config import TrainConfig
+from vitreous.utils.annotations import describe_annotation
+from vitreous.utils.limits import check_count
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Numbers of combinations and runs, and what may be replaced."""
+
+    draws: int = 20
+    draw_seed: int = 0
+    seeds: int = 1
+    jobs: int = 1
+    overwrite: bool = False
+
+    def check(self) -> None:
+        for name, value in vars(self).items():
+            kind = bool if name == "overwrite" else int
+            if type(value) is not kind:
+                raise VitreousError(f"{name} = {brief(value)}: expected {describe_annotation(kind)}")
+            if name not in ("draw_seed", "overwrite"):
+                check_count(name, value)
 
 
 @dataclass(frozen=True)
@@ -19,9 +41,7 @@ class SweepRequest:
     data: str
     base: TrainConfig
     space: SearchSpace
-    seeds: int
-    jobs: int
-    overwrite: bool
+    options: SweepOptions
 
     def combinations(self) -> list[dict[str, Any]]:
         return self.space.combinations()

@@ -98,16 +98,20 @@ class SweepResult:
             losses: list[Entry] = [] if self.metric == "loss" else [_four_digits(row.loss)]
             runs = [row.runs[0].name if row.runs else None] if with_runs else []
             time = None if row.value is None else format_duration(row.seconds)
-            rows.append((*map(format_setting, row.settings.values()), _metric_entry(self.metric, row), *losses, time, *runs))
+            rows.append(
+                (*map(format_setting, row.settings.values()), _metric_entry(self.metric, row), *losses, time, *runs)
+            )
         return ResultTable(columns, tuple(rows), tuple(self.failures()))
 
     def failures(self) -> list[str]:
-        """Return one sentence for each run without a result."""
-        return [
-            f"failed: {combination_label(row.settings)}, seed {seed}: {error}"
-            for row in self.rows
-            for seed, error in row.errors.items()
-        ]
+        """Return one sentence for each combination and reason why runs have no result."""
+        found = []
+        for row in self.rows:
+            for error in dict.fromkeys(row.errors.values()):
+                seeds = [str(seed) for seed, reason in row.errors.items() if reason == error]
+                which = f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
+                found.append(f"failed: {combination_label(row.settings)}, {which}: {error}")
+        return found
 
     def sentences(self) -> list[str]:
         """Say which settings were selected, on which images, and what their test result is."""
@@ -116,16 +120,22 @@ class SweepResult:
         images = format_count(self.images, "validation image")
         several = "" if len(self.best.values) == 1 else f" (mean of {len(self.best.values)} seeds)"
         value = format_metric(self.metric, self.best.value)
-        first = f"Selected: {combination_label(self.best.settings)}: {METRICS[self.metric]} {value}{several} on {images}."
+        first = (
+            f"Selected: {combination_label(self.best.settings)}: {METRICS[self.metric]} {value}{several} on {images}."
+        )
         warning = (
             f"The same {images} selected the weights of every run and these settings, out of"
             f" {format_count(len(self.rows), 'combination')}: expect a lower value on new images."
         )
-        seeds = "" if self.description["seeds"] > 1 else " Small differences may be chance: --seeds 3 shows how large it is."
+        seeds = (
+            ""
+            if self.description["seeds"] > 1
+            else " Small differences may be chance: --seeds 3 shows how large it is."
+        )
         return [first, warning + seeds, self.test_sentence()]
 
     def test_sentence(self) -> str:
-        """Return the test result of the selected runs. Those of the others are not shown: they would invite selection."""
+        """Return the test result of the selected runs. Those of others are not shown: nothing may be selected by them."""
         assert self.best is not None
         outcomes = [read_outcome(RunDirectory(run)) for run in self.best.runs]
         results = [one.result for one in outcomes if one.split == "test" and one.result is not None]
@@ -200,7 +210,9 @@ class SweepResult:
             (new / "report.md").write_text(self.markdown(), encoding="utf-8")
             if selected is not None:
                 (new / SELECTED).write_text(selected, encoding="utf-8")
-            panels = {name: [(row.settings[name], list(row.values.values())) for row in self.rows] for name in self.names}
+            panels = {
+                name: [(row.settings[name], list(row.values.values())) for row in self.rows] for name in self.names
+            }
             failed = len(self.records.failed)
             caption = [*self.measured_on(), *([f"{failed} of {len(self.records)} runs failed."] if failed else [])]
             draw_sweep(panels, self.metric, METRICS[self.metric], caption, new)
@@ -226,7 +238,9 @@ def read_keys(path: Path) -> set[str]:
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, VitreousError):
             raise
-        raise VitreousError(f"{path} is damaged ({error}): give another --out, or replace it with --overwrite") from error
+        raise VitreousError(
+            f"{path} is damaged ({error}): give another --out, or replace it with --overwrite"
+        ) from error
 
 
 def _make_row(records: CellRecords, combination: Mapping[str, Any], cells: Path) -> SweepRow:
@@ -238,8 +252,8 @@ def _make_row(records: CellRecords, combination: Mapping[str, Any], cells: Path)
     summary = summarize_seeds(list(values.values())) if values else None
     return SweepRow(
         dict(combination),
-        summary and summary.mean,
-        summary and summary.std,
+        None if summary is None else summary.mean,
+        None if summary is None else summary.std,
         values,
         statistics.fmean(losses) if losses else None,
         statistics.fmean(cell.seconds for cell in done) if done else 0.0,

@@ -135,7 +135,7 @@ class SweepResult:
         return [first, warning + seeds, self.test_sentence()]
 
     def test_sentence(self) -> str:
-        """Return the test result of the selected runs. Those of others are not shown: nothing may be selected by them."""
+        """Return the test result of the selected runs. Those of other runs are not shown: they must not select."""
         assert self.best is not None
         outcomes = [read_outcome(RunDirectory(run)) for run in self.best.runs]
         results = [one.result for one in outcomes if one.split == "test" and one.result is not None]

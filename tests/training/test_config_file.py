@@ -74,7 +74,7 @@ def test_values(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
         ("[schedule]\ndata = 'digits'", "line 2: data belongs to the top of the file"),
         ("data = 3", "line 1: data = 3: expected a string"),
         ("[grid]\nlr = [1, 2]", "line 1: [grid] is for `vitreous sweep`"),
-        ("lr = \n", "run.toml cannot be read: it is not valid TOML: Invalid value (at line 1, column 6)"),
+        ("lr = \n", "run.toml: cannot be read: it is not valid TOML: Invalid value (at line 1, column 6)"),
         ("a = 1\na = 2", "Cannot overwrite a value (at"),
         ("x = " + "[" * 100_000, "is not valid TOML"),
         ("seed = " + "9" * 5_000, "is not valid TOML"),
@@ -240,7 +240,7 @@ def test_without_data_the_defaults_are_printed(place: Path) -> None:
         (("digits", "--config", "run.toml", "--config", "run.toml"), "--config is given twice"),
         (("--resume", "flags", "--config", "run.toml"), "--config and --resume exclude each other"),
         (("--resume", "flags", "--print-config"), "--print-config and --resume exclude each other"),
-        (("digits", "--config", "gone.toml"), "gone.toml cannot be read"),
+        (("digits", "--config", "gone.toml"), "gone.toml: cannot be read"),
         (("digits", "--print-config", "--lr", "-1", *FLAGS), "lr = -1.0"),
     ],
 )

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from vitreous.cli.options import Switch
-from vitreous.cli.output import print_columns, print_json
+from vitreous.cli.output import make_reporter, print_columns, print_json
 from vitreous.cli.train import CONFIG_HELP, DATA_HELP, Config, ConfigPath, Data, RecipeName, base_settings
 from vitreous.errors import VitreousError
 from vitreous.training.config import TrainConfig
+from vitreous.training.config_file import ConfigFile
 from vitreous.training.recipes import RECIPES, recipe
 from vitreous.utils.console import print_line, printable
 
@@ -42,23 +43,8 @@ def make_sweep_command(arguments: Sequence[str]) -> Callable[..., None]:
         json: Switch = False,
         config: Config = base.config,
     ) -> None:
-        from vitreous.cli.output import make_reporter
-        from vitreous.experiments.sweeps.search_space import split_arguments
-        from vitreous.experiments.sweeps.sweep import prepare_sweep, run_sweep
-        from vitreous.experiments.sweeps.sweep_request import SweepOptions
-
-        searches = base.file.searches if base.file is not None and not (grid or random) else {}
-        request = prepare_sweep(
-            data or base.data,
-            TrainConfig.from_flat(config.flat()),  # checks the values and normalises durations
-            split_arguments(grid, "--grid") or searches.get("grid"),
-            split_arguments(random, "--random") or searches.get("random"),
-            SweepOptions(draws, draw_seed, seeds, jobs, overwrite),
-        )
-        result = run_sweep(request, make_reporter(json))
-        _show(result, json)
-        if result.records.failed:
-            raise SystemExit(1)
+        options = (draws, draw_seed, seeds, jobs, overwrite)
+        _run(data or base.data, config, base.file, (grid, random), options, json)
 
     sweep.__doc__ = f"""Train with every combination of some settings, and select the best by its validation metric.
 
@@ -82,6 +68,29 @@ def make_sweep_command(arguments: Sequence[str]) -> Callable[..., None]:
         json: Print the result as one JSON object instead of a table.
     """
     return sweep
+
+
+def _run(
+    data: str | None,
+    config: TrainConfig,
+    file: ConfigFile | None,
+    searches: tuple[tuple[str, ...], tuple[str, ...]],
+    options: tuple[int, int, int, int, bool],
+    json: bool,
+) -> None:
+    """`searches`: the arguments of --grid and --random; without them, the tables of the config file are used."""
+    from vitreous.experiments.sweeps.search_space import split_arguments
+    from vitreous.experiments.sweeps.sweep import prepare_sweep, run_sweep
+    from vitreous.experiments.sweeps.sweep_request import SweepOptions
+
+    grid, random = split_arguments(searches[0], "--grid"), split_arguments(searches[1], "--random")
+    tables = {"grid": grid, "random": random} if grid or random or file is None else file.searches
+    config = TrainConfig.from_flat(config.flat())  # checks the values and normalises durations
+    request = prepare_sweep(data, config, tables.get("grid"), tables.get("random"), SweepOptions(*options))
+    result = run_sweep(request, make_reporter(json))
+    _show(result, json)
+    if result.records.failed:
+        raise SystemExit(1)
 
 
 def _show(result: "SweepResult", json: bool) -> None:

@@ -30,11 +30,11 @@ OVERWRITE_HELP = (
 )
 CONFIG_HELP = (
     "Start from the settings of this TOML file, which may also name the data and a recipe. Flags override the file, and"
-    " the file overrides the recipe. --print-config writes one."
+    " the file overrides the recipe."
 )
 PRINT_CONFIG_HELP = (
-    "Print all settings of this run as a TOML file, with the reason for each that was chosen from the data, and do not"
-    " train: `vitreous train DATA --print-config > run.toml`."
+    "Print all settings as a config file, with the reason for each that was chosen from the data, and do not train:"
+    " `vitreous train DATA --print-config > run.toml`."
 )
 
 

@@ -22,18 +22,18 @@ def read_toml(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
     try:
         content = read_regular(path, MAX_TOML_BYTES)
     except VitreousError as error:
-        raise VitreousError(f"{path} {error}") from error
+        raise error.at(path) from error
     except OSError as error:
-        raise VitreousError(f"{path} cannot be read ({error.strerror or error})") from error
+        raise VitreousError(f"{path}: cannot be read ({error.strerror or error})") from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise VitreousError(f"{path} cannot be read: line {line} is not UTF-8 text") from error
+        raise VitreousError(f"{path}: cannot be read: line {line} is not UTF-8 text") from error
     try:
         return tomllib.loads(text), text
     except (ValueError, RecursionError) as error:  # ValueError: also for an integer with thousands of digits
-        raise VitreousError(f"{path} cannot be read: it is not valid TOML: {one_line(error)}") from error
+        raise VitreousError(f"{path}: cannot be read: it is not valid TOML: {one_line(error)}") from error
 
 
 def key_line(text: str, key: str, table: str = "") -> int | None:

@@ -52,7 +52,7 @@ SMALL = {"image_size": 224, "patch_size": 32, "width": 64, "depth": 2, "heads": 
 PREDICTED = ("hen-of-the-woods", "mushroom", "honeycomb", "agaric", "daisy")  # by the stand-in of DeiT-Ti
 STEPS = ("--duration", "2 steps", "--warmup", "0 steps", "--batch-size", "4", "--workers", "0")
 PYTHON_STEPS: dict[str, Any] = {"duration": "2 steps", "warmup": "0 steps", "batch_size": 4, "workers": 0}
-SHORTEN = {"train": STEPS, "finetune": STEPS, "bench": ("--seconds", "0.2", "--batch-size", "2")}
+SHORTEN = {"train": STEPS, "finetune": STEPS, "sweep": STEPS, "bench": ("--seconds", "0.2", "--batch-size", "2")}
 
 
 # ---------------------------------------------------------------- stand-ins

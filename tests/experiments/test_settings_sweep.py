@@ -1,7 +1,6 @@
 """`vitreous sweep`: the selected settings, failed runs, the length of runs, and continuing after kill -9."""
 
 import csv
-import doctest
 import json
 import random
 import shutil
@@ -17,7 +16,6 @@ import command
 import vitreous
 from runs import is_training, start, wait_until
 from vitreous import SweepResult, VitreousError
-from vitreous.experiments.sweeps import sweep as sweep_module
 
 TINY: dict[str, Any] = {
     "width": 16,
@@ -157,14 +155,6 @@ def test_ties_and_failures_are_sorted_last() -> None:
         lrs = [{"lr": lr} for lr in (1.0, 4.0, 3.0, 2.0)]
         made = SweepResult.from_records(CellRecords("", tuple(cells)), lrs, metric, Path(), Path(), {})
         assert [row.settings["lr"] for row in made.rows] == order
-
-
-def test_the_example_in_the_docstring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    tests = doctest.DocTestFinder().find(sweep_module.sweep, globs={})
-    results = [doctest.DocTestRunner().run(test) for test in tests]
-    assert sum(result.attempted for result in results) > 4
-    assert not any(result.failed for result in results)
 
 
 # ---------------------------------------------------------------- length, random draws, config files

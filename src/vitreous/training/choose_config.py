@@ -17,6 +17,7 @@ from vitreous.training.config_file import config_toml, load_settings
 from vitreous.training.distributed import World
 from vitreous.training.plan import Plan
 from vitreous.training.train import plan_new_run
+from vitreous.training.user_parts import load_parts, name_parts
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.import_path import import_path_of
 from vitreous.utils.progress import ProgressReporter
@@ -25,18 +26,25 @@ from vitreous.utils.torch_settings import run_settings
 
 @dataclass(frozen=True)
 class ChosenConfig:
-    """All settings of a run, and which of them were chosen from the data."""
+    """All settings of a run, given and chosen from the data: what `vitreous.choose_config` returns.
 
-    config: TrainConfig
+    >>> chosen = vitreous.choose_config("digits", duration="30 steps", device="cpu", quiet=True)
+    >>> print(chosen.to_toml())
+    # settings of a training run...
+    data = "digits"
+    ...
+    """
+
+    config: TrainConfig  # every field that is chosen from the data is set
     reasons: Mapping[str, str]  # by field, of the settings that were chosen
-    data: str | None  # as it is written in a config file; None: an object that has no name
+    data: str | None  # as it is written in a config file; None: an object that cannot be imported
     description: str  # of the data
     seconds: float | None = None  # estimated time of the run, if its length was fitted to a time budget
 
     def to_toml(self, ascii_only: bool = False) -> str:
-        """Return a config file: `vitreous.train(config=PATH)` gives exactly the same run.
+        """Return a config file, with which `vitreous.train(config=PATH)` gives exactly the same run.
 
-        `ascii_only`: escape all other characters, for outputs that lack them.
+        - `ascii_only`: escape all other characters, for outputs that lack them
         """
         header = (self.description, f"written by vitreous {__version__}")
         return config_toml(self.config, self.data, self.reasons, header, ascii_only)
@@ -54,25 +62,37 @@ def choose_config(
     quiet: bool = False,
     **fields: Any,
 ) -> ChosenConfig:
-    """Choose all settings of a run as `vitreous.train` does, but do not train: `choose_config("photos").to_toml()`.
+    """Choose all settings of a run as `vitreous.train` does, but do not train.
 
-    The arguments are those of `vitreous.train`. Without a duration, the speed of the device is measured to fit the
-    length of the run to the time budget; the result has a fixed duration. `quiet`: print no notes.
+    - `data`, `config`, `fields`: as in `vitreous.train`
+    - `quiet`: print no notes
+
+    Without a duration, the speed of the device is measured to fit the length of the run into the time budget; the
+    result has a fixed duration. Returns a `ChosenConfig`. Errors are those of `vitreous.train`.
+
+    >>> chosen = vitreous.choose_config("digits", duration="30 steps", device="cpu", quiet=True)
+    >>> chosen.config.optimiser.lr, chosen.reasons["lr"]
+    (0.002, 'the default for training from scratch with adamw and batch size 32')
+    >>> chosen.save("run.toml")
+    >>> vitreous.train(config="run.toml", out="run", quiet=True).steps
+    30
     """
     data, config = load_settings(data, config)
+    fields, objects = name_parts(fields)
     config = TrainConfig.from_flat({**config.flat(), **fields})
-    world = World.current()
-    reporter = ProgressReporter(quiet or not world.is_main)
+    reporter = ProgressReporter(quiet or not World.current().is_main)
     with run_settings(config.run.device, config.run.deterministic):
         opened = open_data(data, config.reading, reporter.bar)
-        chosen, plan = choose_for_data(opened, config, _name_of(data))
+        chosen, plan = choose_for_data(opened, config, _name_of(data), objects)
     reporter.note_once((*opened.notes, *plan.notes))
     return chosen
 
 
-def choose_for_data(opened: DataSet, config: TrainConfig, data: str | None) -> tuple[ChosenConfig, Plan]:
-    """As `choose_config`, for data that is open. `data`: its name for a config file."""
-    plan, _ = plan_new_run(opened, config, World.current())
+def choose_for_data(
+    opened: DataSet, config: TrainConfig, data: str | None, objects: Mapping[str, Any] | None = None
+) -> tuple[ChosenConfig, Plan]:
+    """As `choose_config`, for data that is open. `data`: its name for a config file. `objects`: code of the user."""
+    plan, _ = plan_new_run(opened, config, World.current(), load_parts(config, objects or {}))
     reasons = {choice.field: choice.why for choice in plan.choices}
     chosen = plan.config
     if opened.val is None and not chosen.finetuning.lr_candidates and "best_by" in reasons:

@@ -19,6 +19,7 @@ from vitreous.errors import VitreousError, brief
 from vitreous.training.config import DURATION_FIELDS, RENAMED_FIELDS, TrainConfig, field_types
 from vitreous.training.recipes import recipe as recipe_of_train
 from vitreous.utils.annotations import matches_annotation
+from vitreous.utils.import_path import is_object_text
 from vitreous.utils.toml_files import key_line, read_toml, toml_comment, toml_value
 
 NONE = "none"  # stands for None, which TOML does not have
@@ -192,6 +193,10 @@ def config_toml(
 def _written(name: str, value: Any, resolved: bool) -> Any:
     """Return the value of a setting in a file. None: it is left out, since None is the default."""
     if value is not None:
+        if isinstance(value, str) and is_object_text(value):
+            raise VitreousError(
+                f"{name} = {value}: a config file names code by its import path; define it at the top level of a file"
+            )
         if is_none_text(name, value):  # an evaluation interval "none", for example: it is no valid value
             raise VitreousError(f"{name} = {brief(value)} cannot be written to a config file")
         return value

@@ -20,12 +20,24 @@ def finetune(
     overwrite: bool = False,
     **fields: Any,
 ) -> Outcome:
-    """Fine-tune pre-trained weights on images: `finetune("photos", "vitreous-mini", "lora", image_size=224)`.
+    """Fine-tune pre-trained weights on images, with a new head and one of the fine-tuning recipes.
 
-    `start`: a checkpoint, a run directory, vitreous-mini, a name of `vitreous models --weights`, or hf://owner/name.
-    `recipe`: paper, fast (the default), linear or lora. `config`: the path of a config file, whose settings override
-    the recipe; it may also give data, start and recipe.
-    `fields`, those of TrainConfig, override both. `quiet` and `overwrite` are as in `train`.
+    - `data`: as in `vitreous.train`
+    - `start`: a checkpoint, a run directory, vitreous-mini, a name of `vitreous models --weights`, or hf://owner/name
+    - `recipe`: fast, paper (the protocol of the ViT paper), linear (only the head), lora (low-rank adapters), or an
+      import path as in `vitreous.recipe`. Default: fast
+    - `config`: the path of a config file, which may also give data, start and recipe; its settings override the recipe
+    - `quiet`, `overwrite`: as in `vitreous.train`
+    - `fields`: fields of `vitreous.TrainConfig`, which override both
+
+    Returns an `Outcome`. Errors are those of `vitreous.train`.
+
+    >>> outcome = vitreous.finetune(
+    ...     "digits", "vitreous-mini", "linear", image_size=16, duration="5 steps", out="run", quiet=True
+    ... )
+    >>> model = vitreous.load("run")
+    >>> model.config.width, model.labels[:3]
+    (192, ('0', '1', '2'))
     """
     file = None if config is None else read_config_file(config)
     settings = finetuning_recipe(recipe or (file and file.recipe) or "fast")

@@ -22,12 +22,14 @@ from vitreous.training.config import TrainConfig
 from vitreous.training.outcome import Outcome
 from vitreous.training.run_directory import RunDirectory
 from vitreous.training.train import resume, train
+from vitreous.training.user_parts import PARTS
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.device import pick_device
 from vitreous.utils.json_files import dump_json, read_json
 
 # Settings that do not change what is trained: they are not part of a key.
 NOT_IN_KEY = ("out", "device", "workers", "save_minutes", "tensorboard", "wandb", "compare_with", "profile")
+CONTENT_FIELDS = {"start", *PARTS}  # name files whose content changes what is trained
 MAX_SLUG, KEY_LETTERS = 60, 10  # of the names of run directories
 ORPHAN_SECONDS = 5.0  # that processes of a killed sweep get to end
 
@@ -70,8 +72,8 @@ def cell_key(cell: Cell, data: str, fingerprints: Mapping[str, str], version: in
     """Return the hash of everything that the result of a cell depends on: settings, content of the data, measures,
     initial weights, version of the experiment and of this package, and the kind of device."""
     config = {name: value for name, value in given_settings(cell.config).items() if name not in NOT_IN_KEY}
-    if "start" in config:
-        config["start"] = fingerprints.get(config["start"], config["start"])
+    for name in CONTENT_FIELDS & config.keys():
+        config[name] = fingerprints.get(config[name], config[name])
     measures = []
     for measure in cell.measures:
         fields = measure.to_json()

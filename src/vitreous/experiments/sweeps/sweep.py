@@ -38,11 +38,12 @@ from vitreous.training.config import TrainConfig
 from vitreous.training.config_file import read_config_file
 from vitreous.training.defaults import FROM_SCRATCH
 from vitreous.training.distributed import World
+from vitreous.training.user_parts import absolute_parts, name_parts, part_import_paths, parts_in_memory
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.device import pick_device
 from vitreous.utils.environment import command, environment
 from vitreous.utils.figures import require_matplotlib
-from vitreous.utils.import_path import import_path_of, refuse_during_import
+from vitreous.utils.import_path import import_path_of, refuse_during_import, source_digest
 from vitreous.utils.json_files import dump_json, read_json
 from vitreous.utils.progress import ProgressReporter
 
@@ -67,13 +68,20 @@ def sweep(  # noqa: PLR0913 (keyword arguments, the same as the command's flags)
 ) -> SweepResult:
     """Train with every combination of some settings, and select the best one by its validation metric.
 
-    `data`, `config` and `fields` are those of `vitreous.train`: the settings that all runs share. `grid`: values of
-    settings, all of whose combinations are trained. `random`: values or ranges such as "1e-4..1e-2", from which `draws`
-    combinations are drawn (log-uniform for learning rates and weight decay, otherwise uniform; "log:2..64" and
-    "linear:0..0.1" choose). `seeds`: runs per combination. `jobs`: runs side by side on each GPU, or on the CPU.
-    `out`: the folder of all runs; the same call continues there. `overwrite`: replace the result of another sweep.
+    - `data`, `config`, `fields`: the settings that all runs share, as in `vitreous.train`; `out` is the folder of all
+      runs, by default sweeps/NAME-HASH. Data and code of your own must be importable
+    - `grid`: values of settings, all combinations of which are trained
+    - `random`: values, or ranges such as "1e-4..1e-2", from which combinations are drawn: log-uniform for learning
+      rates and weight decay, otherwise uniform ("log:16..512" and "linear:0..0.1" choose)
+    - `draws`, `draw_seed`: number of combinations of `random`, and random seed. More draws keep the first ones
+    - `seeds`: runs per combination, with different seeds; the means are compared
+    - `jobs`: runs side by side on each GPU, or on the CPU
+    - `overwrite`: replace the result of another sweep in `out`
+    - `quiet`: print nothing
 
-    >>> import vitreous
+    The same call continues after an interruption. A combination that is invalid fails, and the others go on. Returns a
+    `SweepResult`. Misspelt settings and values of a wrong type raise a `VitreousError` before anything is trained.
+
     >>> tiny = {"width": 16, "depth": 1, "heads": 2, "mlp_dim": 32, "patch_size": 4, "image_size": 8}
     >>> found = vitreous.sweep(
     ...     "digits", grid={"lr": [1e-4, 3e-3]}, duration="1 epoch", out="lr", device="cpu", quiet=True, **tiny
@@ -93,7 +101,13 @@ def sweep(  # noqa: PLR0913 (keyword arguments, the same as the command's flags)
         data, config = file.data if data is None else data, file.config()
         if grid is None and random is None:
             grid, random = file.searches.get("grid"), file.searches.get("random")
-    base = TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields})
+    fields, _ = name_parts(fields)
+    base = absolute_parts(TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields}))
+    if in_memory := parts_in_memory(base):
+        raise VitreousError(
+            f"{', '.join(in_memory)}: a sweep needs code that other processes can import: define it at the top level of"
+            " a file"
+        )
     options = SweepOptions(draws, draw_seed, seeds, jobs, overwrite)
     return run_sweep(prepare_sweep(data, base, grid, random, options), ProgressReporter(quiet))
 
@@ -153,7 +167,7 @@ def run_sweep(request: SweepRequest, reporter: ProgressReporter) -> SweepResult:
     metric = request.base.run.best_by or ("map" if opened.multi_label else "top1")
     cells = _make_cells(request, length, metric)
     hardware = environment(device).get("gpu", device.type)
-    fingerprints = {request.data: fingerprint, **_start_digests(request)}
+    fingerprints = {request.data: fingerprint, **_start_digests(request), **_code_digests(request)}
     keys = [cell_key(cell, request.data, fingerprints, VERSION, hardware) for cell in cells]
     _check_earlier_result(request, out, keys)
     with locked_cells(out):
@@ -235,6 +249,12 @@ def _start_digests(request: SweepRequest) -> dict[str, str]:
                 if "start" not in request.space.values:
                     raise
     return digests
+
+
+def _code_digests(request: SweepRequest) -> dict[str, str]:
+    """Return hashes of the files with code of the user: a run is repeated if they change."""
+    paths = {path for config in request.configs({}) for path in part_import_paths(config)}
+    return {path: f"{path} {source_digest(path)}" for path in paths}
 
 
 def _make_cells(request: SweepRequest, length: RunLength, metric: str) -> list[Cell]:

@@ -11,6 +11,7 @@ from vitreous.errors import VitreousError, brief
 from vitreous.experiments.grid.cell_runs import NOT_IN_KEY, given_settings
 from vitreous.experiments.sweeps.search_space import SearchSpace
 from vitreous.training.config import TrainConfig
+from vitreous.training.user_parts import absolute_parts
 from vitreous.utils.annotations import describe_annotation
 from vitreous.utils.limits import check_count
 
@@ -49,7 +50,7 @@ class SweepRequest:
     def configs(self, fixed: Mapping[str, Any]) -> list[TrainConfig]:
         """Return the settings of every combination. `fixed`: the length of all runs."""
         base = self.base.with_(**fixed, out=None)
-        return [base.with_(**combination) for combination in self.combinations()]
+        return [absolute_parts(base.with_(**combination)) for combination in self.combinations()]
 
     def identity(self, fingerprint: str) -> dict[str, Any]:
         """What must be the same for a sweep to be continued: the data, and the settings that all runs share."""

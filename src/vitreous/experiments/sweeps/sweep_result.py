@@ -41,9 +41,9 @@ METRICS = {
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One combination of settings."""
+    """One combination of settings in the result of a sweep."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # the swept settings, by name
     value: float | None  # validation metric of the best weights, mean over seeds; None: no run has a result
     std: float | None  # over seeds; None: one seed
     values: Mapping[int, float]  # by seed
@@ -55,14 +55,22 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of `vitreous.sweep`. `rows` are sorted: the best combination of settings is first."""
+    """The result of a sweep: what `vitreous.sweep` returns.
 
-    rows: tuple[SweepRow, ...]
+    >>> tiny = {"width": 16, "depth": 1, "heads": 2, "mlp_dim": 32, "patch_size": 4, "image_size": 8, "device": "cpu"}
+    >>> found = vitreous.sweep("digits", grid={"lr": [1e-4, 3e-3]}, duration="1 epoch", out="lr", quiet=True, **tiny)
+    >>> found.best.settings, found.images
+    ({'lr': 0.003}, 144)
+    >>> found.table.columns[:2]
+    ('lr', 'validation accuracy (%)')
+    """
+
+    rows: tuple[SweepRow, ...]  # one per combination, sorted: the best is first, those without a result are last
     metric: str  # on the validation images, which selected the weights of every run and the settings
     images: int  # validation images
     folder: Path  # of the table and the figure
-    records: CellRecords  # of all runs
-    description: Mapping[str, Any]
+    records: CellRecords  # the results of all runs
+    description: Mapping[str, Any]  # date, command, hardware, data, length of the runs
 
     @classmethod
     def from_records(
@@ -74,6 +82,7 @@ class SweepResult:
         cells: Path,
         description: Mapping[str, Any],
     ) -> SweepResult:
+        """Return the result of these cells. `cells`: the folder of the runs."""
         rows = [_make_row(records, combination, cells) for combination in combinations]
         images = next((cell.values["images"] for cell in records if cell.values), 0)
         return cls(tuple(sorted(rows, key=_rank(metric))), metric, images, folder, records, description)
@@ -85,6 +94,7 @@ class SweepResult:
 
     @property
     def table(self) -> ResultTable:
+        """The table, in the order of `rows`."""
         return self.make_table(with_runs=True)
 
     def make_table(self, with_runs: bool) -> ResultTable:

@@ -41,7 +41,7 @@ LONG = (
     "digits",
     "--grid",
     "lr=1e-3,1e-2",
-    *flags(duration="60 steps", evaluate_every="30 steps", save_minutes=0.001),
+    *flags(duration="40 steps", evaluate_every="20 steps", save_minutes=0.001),
 )
 
 
@@ -228,8 +228,8 @@ def test_data_in_memory_is_refused() -> None:
 
 def test_a_killed_sweep_continues_with_the_same_table(tmp_path: Path) -> None:
     expected = json.loads(run(tmp_path, *LONG, "--out", "whole", "--json").stdout)
-    process = start(*LONG, "--out", "killed", "--jobs", 2, cwd=tmp_path, start_new_session=True)
-    step = random.SystemRandom().randrange(1, 50)
+    process = start(*LONG, "--out", "killed", cwd=tmp_path)
+    step = random.SystemRandom().randrange(1, 35)
     wait_until(lambda: is_training(tmp_path / "killed", 2, step), process)
     process.kill()
     process.communicate()

@@ -213,7 +213,7 @@ def test_finetune_takes_a_config_file(place: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(place)
     write(place, 'recipe = "linear"\nfrom = "vitreous-mini"\nlr = 0.5\n')
     file = place / "run.toml"
-    printed = run(place, "finetune", 'p"h\\ötos', "--config", file, "--epochs", 1, "--print-config").stdout
+    printed = run(place, "finetune", 'p"h\\ötos', "--config", file, "--epochs", "2 steps", "--print-config").stdout
     tables = tomllib.loads(printed)
     assert (tables["architecture"]["start"], tables["optimiser"]["lr"]) == ("vitreous-mini", 0.5)
     assert tables["optimiser"]["freeze"] == ["!head.*"]
@@ -221,7 +221,7 @@ def test_finetune_takes_a_config_file(place: Path, monkeypatch: pytest.MonkeyPat
     first = vitreous.finetune(config=file, out=place / "tuned", device="cpu", batch_size=16, quiet=True)
     write(
         place,
-        'data = "p\\"h\\\\ötos"\nfrom = "vitreous-mini"\nlr = 0.5\nepochs = 1\nbatch_size = 16\nrecipe = "linear"\n',
+        'data = "p\\"h\\\\ötos"\nfrom = "vitreous-mini"\nlr = 0.5\nepochs = "2 steps"\nbatch_size = 16\nrecipe = "linear"\n',
     )
     run(place, "finetune", "--config", file, "--out", "again", "--device", "cpu")
     assert weights(place / "again") == weights(first.run)

@@ -74,13 +74,13 @@ def _fix_length(
     if config.schedule.duration is not None:
         return RunLength(f"every run trains for {config.schedule.duration}")
     fixed: dict[str, Any] = {"duration": chosen.config.schedule.duration, "budget": None}
-    reasons = [f"{fixed['duration']}: {chosen.reasons['duration']}"]
+    reasons = [f"{fixed['duration']} ({chosen.reasons['duration']})"]
     whole, _ = choose_for_data(opened, config.with_(**fixed), None)
     for name in REDUCED_FIELDS:
         value = chosen.config.flat()[name]
         if value != whole.config.flat()[name]:
             fixed[name] = value
-            reasons.append(f"{name} {value}: {chosen.reasons[name]}")
+            reasons.append(f"{name} {value} ({chosen.reasons[name]})")
     time = f", about {format_duration(chosen.seconds)} per run" if chosen.seconds else ""
-    measured = f"; chosen for the largest combination, {combination_label(combination)}{time}"
+    measured = f"; measured for the largest combination, {combination_label(combination)}{time}"
     return RunLength(f"every run has the same length: {', '.join(reasons)}{measured}", fixed)

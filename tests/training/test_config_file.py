@@ -221,7 +221,8 @@ def test_finetune_takes_a_config_file(place: Path, monkeypatch: pytest.MonkeyPat
     first = vitreous.finetune(config=file, out=place / "tuned", device="cpu", batch_size=16, quiet=True)
     write(
         place,
-        'data = "p\\"h\\\\ötos"\nfrom = "vitreous-mini"\nlr = 0.5\nepochs = "2 steps"\nbatch_size = 16\nrecipe = "linear"\n',
+        'data = "p\\"h\\\\ötos"\nfrom = "vitreous-mini"\nlr = 0.5\nepochs = "2 steps"\n'
+        'batch_size = 16\nrecipe = "linear"\n',
     )
     run(place, "finetune", "--config", file, "--out", "again", "--device", "cpu")
     assert weights(place / "again") == weights(first.run)

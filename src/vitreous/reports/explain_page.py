@@ -14,8 +14,9 @@ from vitreous.inspection.internals import describe_pooling, patch_pixels, prefix
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
 from vitreous.reports import explain_text
+from vitreous.reports.course import course_reference
 from vitreous.reports.html_page import HtmlPage, Section, render_page
-from vitreous.reports.percentages import percentage, percentages
+from vitreous.reports.percentages import class_percentages, percentage, percentages
 from vitreous.reports.pictures import heat_map, patch_picture, photo, vector_strip
 from vitreous.utils.html import text
 
@@ -61,7 +62,8 @@ class _Step:
     equation: str  # HTML
     picture: str  # HTML
     sentences: Sequence[str]
-    chapter: int  # of docs/learn.md
+    chapter: int  # of the course
+    section: str  # of that chapter; empty: all of it
 
 
 def render_explain_page(image: ExplainedImage) -> str:
@@ -101,7 +103,7 @@ def render_explain_page(image: ExplainedImage) -> str:
 
 def _body(step: _Step) -> str:
     words = " ".join(text(sentence) for sentence in step.sentences)
-    more = f'<p class="quiet">More: docs/learn.md, chapter {step.chapter}.</p>'
+    more = f'<p class="quiet">{text(course_reference(step.chapter, step.section))}</p>'
     return f'<p class="equation">{step.equation}</p>\n<p class="words">{words}</p>\n{step.picture}\n{more}'
 
 
@@ -119,20 +121,20 @@ def _steps(image: ExplainedImage) -> list[_Step]:
     journey = "<i>z</i><sub>0</sub> → <i>z</i><sub>1</sub> → … → <i>z</i><sub>L</sub>"
     return [
         _Step("image", "Image", "The image is cut into patches",
-              cut, _image_picture(image), explain_text.cut(image), 1),
+              cut, _image_picture(image), explain_text.cut(image), 1, "Cut an image, and put it back together"),
         _Step("patch", "Patch", "A patch becomes a vector",
               f"<i>x</i><sub>p</sub> ∈ ℝ<sup>{len(steps.flat):,}</sup>",
-              _patch_picture(image), explain_text.flatten(image), 1),
+              _patch_picture(image), explain_text.flatten(image), 1, "Cut an image, and put it back together"),
         _Step("embedding", "Embedding", "Projection and positions (equation 1)",
-              _equation_1(image), _embedding_picture(image), explain_text.embed(image), 2),
+              _equation_1(image), _embedding_picture(image), explain_text.embed(image), 2, "What a position embedding looks like"),
         _Step("attention", "Attention", f"Attention in block {a.layer + 1}, head {a.head + 1} (inside equation 2)",
-              softmax, _attention_picture(image), explain_text.attend(image), 3),
+              softmax, _attention_picture(image), explain_text.attend(image), 3, ""),
         _Step("residual", "Residual stream", "Every block adds to the token (equations 2 and 3)",
-              f"{equation_2},&ensp; {equation_3}", _residual_picture(image), explain_text.add(image), 3),
+              f"{equation_2},&ensp; {equation_3}", _residual_picture(image), explain_text.add(image), 3, "By hand"),
         _Step("depth", "Depth", f"The {explain_text.followed(image.config)} through depth",
-              journey, _depth_picture(image), explain_text.follow(image), 3),
+              journey, _depth_picture(image), explain_text.follow(image), 3, "By hand"),
         _Step("output", "Output", "Norm, pooling and head (equation 4)",
-              _equation_4(image), _output_picture(image), explain_text.answer(image), 3),
+              _equation_4(image), _output_picture(image), explain_text.answer(image), 3, "By hand"),
     ]  # fmt: skip
 
 
@@ -271,7 +273,7 @@ def _output_picture(image: ExplainedImage) -> str:
         return _row(_strip(values, "Output"))
     final = steps.probabilities[-1]
     order = final.argsort(descending=True)[:TOP].tolist()
-    parts = explain_text.probability_parts(final, order)
+    parts = class_percentages(final, order)
     rows = [
         (image.label(k), explain_text.four_digits(float(steps.logits[k])), part)
         for k, part in zip(order, parts, strict=False)

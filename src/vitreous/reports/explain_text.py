@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from vitreous.inspection.internals import patch_pixels
 from vitreous.models.axial import axis_of
 from vitreous.models.vit import ViTConfig
-from vitreous.reports.percentages import percentage, percentages
+from vitreous.reports.percentages import class_percentages, percentage
 from vitreous.utils.sizes import pair
 
 if TYPE_CHECKING:
@@ -40,15 +39,6 @@ def place(image: ExplainedImage) -> str:
 def followed(config: ViTConfig) -> str:
     """The vector that is followed through depth."""
     return "class token" if config.class_token and config.pool in ("token", "none") else "mean of the patch tokens"
-
-
-def probability_parts(final: Tensor, order: Sequence[int]) -> list[str]:
-    """Percentages of the classes in `order`; if they sum to one with the other classes, also that of the others."""
-    total = float(final.sum())
-    if abs(total - 1) > 1e-3 or len(order) == len(final):  # sigmoid outputs do not sum to one
-        shown = [float(final[k]) for k in order]
-        return percentages(shown) if abs(total - 1) <= 1e-3 else [percentage(p) for p in shown]
-    return percentages([*(float(final[k]) for k in order), max(0.0, total - float(final[list(order)].sum()))])
 
 
 def cut(image: ExplainedImage) -> list[str]:
@@ -238,7 +228,7 @@ def answer(image: ExplainedImage) -> list[str]:
         return [*found, "This model has no head that classifies: this is its output.",
                 "A head can be trained on these features."]  # fmt: skip
     best = int(steps.probabilities[-1].argmax())
-    part = probability_parts(steps.probabilities[-1], steps.probabilities[-1].argsort(descending=True)[:5].tolist())[0]
+    part = class_percentages(steps.probabilities[-1], steps.probabilities[-1].argsort(descending=True)[:5].tolist())[0]
     return [
         *found,
         f"The head multiplies it with a matrix of {c.head_width} × {len(steps.logits):,} values and "

@@ -222,9 +222,8 @@ def test_the_page_shows_the_numbers_of_the_model(tmp_path: Path, changes: dict[s
     model = tiny_vit(**changes)
     file = write_image(tmp_path / "a.png", input_shape(model))
     chosen = (PATCH[0] + 1, PATCH[1] + 1)
-    page = explain(
-        file, model, out=tmp_path / "p.html", patch=chosen, layer=LAYER + 1, head=HEAD + 1, device="cpu"
-    ).read_text("utf-8")
+    out = explain(file, model, out=tmp_path / "p.html", patch=chosen, layer=LAYER + 1, head=HEAD + 1)
+    page = out.read_text("utf-8")
     preprocessing = preprocessing_of(model)
     x = preprocessing.normalise(preprocessing.pixels(file))[None]
     e = recompute(model, x)

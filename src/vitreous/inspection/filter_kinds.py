@@ -9,8 +9,9 @@ COLOUR = 0.5  # largest share of grey
 
 
 def neighbour_correlation(components: Tensor) -> Tensor | None:
-    """Return the correlation of horizontally and vertically neighbouring pixels of each filter (count, channels, height,
-    width): 1 for a constant filter, negative if the sign changes from pixel to pixel. None for filters of one pixel."""
+    """Return the correlation of horizontally and vertically neighbouring pixels of each filter, for filters (count,
+    channels, height, width): 1 for a constant one, negative if the sign changes from pixel to pixel. None for filters
+    of one pixel."""
     x = components.double()
     if x.shape[2] * x.shape[3] == 1:
         return None

@@ -9,7 +9,7 @@ CHAPTERS = {
 }
 
 
-def course_reference(chapter: int, section: str = "") -> str:
-    """Return the chapter, and the title of a section, with the file in Vitreous's source."""
-    title = f', "{section}"' if section else ""
-    return f"More: chapter {chapter} of the course{title} (docs/learn/{CHAPTERS[chapter]} in Vitreous's source)."
+def course_reference(chapter: int, section: str) -> str:
+    """Return the chapter and the title of a section, with the file in Vitreous's source."""
+    file = f"docs/learn/{CHAPTERS[chapter]}"
+    return f'More: chapter {chapter} of the course, "{section}" ({file} in the source of Vitreous).'

@@ -15,7 +15,7 @@ from vitreous.inspection.forward_steps import forward_steps, require_tokens
 from vitreous.inspection.internals import patch_pixels
 from vitreous.models.base import Model
 from vitreous.models.checks import Grid
-from vitreous.preprocessing import ImageLike
+from vitreous.preprocessing import ImageLike, Preprocessing
 from vitreous.reports.explain_page import ExplainedImage, render_explain_page
 from vitreous.reports.html_page import write_html
 from vitreous.utils.atomic import check_output
@@ -23,6 +23,12 @@ from vitreous.utils.device import pick_device
 from vitreous.weights.model_info import labels_of
 
 PAGE = "explanation.html"
+# What to do with a model in memory instead of giving these arguments.
+OWN = {
+    "device": "move this one with model.to(...)",
+    "heads": "this one has model.config.heads",
+    "preprocessing": "set model.preprocessing",
+}
 
 
 def explain(  # noqa: PLR0913 (each is an option of the command)
@@ -35,19 +41,29 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
     layer: int | None = None,
     head: int | None = None,
     size: int | tuple[int, int] | None = None,
-    device: str = "auto",
+    device: str | None = None,
+    heads: int | None = None,
+    preprocessing: Preprocessing | str | None = None,
 ) -> Path:
     """Write a page that explains how a model computes its output for one image. Returns the path of the page.
 
     `model`: a model, or anything that `load` accepts. `out`: the file, or a folder. `patch` (row, column), `layer` and
     `head` count from 1, as the page does. Defaults: the patch with the highest contrast, the middle block, and the head
-    whose largest attention weight for this patch is the highest. `device` is used if `model` is not a model object.
+    whose largest attention weight for this patch is the highest.
+
+    `device` (default: a GPU if there is one), and `heads` and `preprocessing` for files that do not contain them, are
+    those of `load`. They are refused with a model in memory, which has them.
     """
     target = page_path(out)
     check_output(target, overwrite)
     if isinstance(model, str | os.PathLike):
-        opened = open_model(model, pick_device(device))
+        opened = open_model(model, pick_device(device or "auto"), heads, preprocessing)
     else:
+        for name, value in (("device", device), ("heads", heads), ("preprocessing", preprocessing)):
+            if value is not None:
+                raise VitreousError(
+                    f"{name} = {brief(value)}: only for a model that is opened from a file or by name; {OWN[name]}"
+                )
         opened = EvaluatedModel("model", model)  # type: ignore[arg-type]
     return explain_evaluated(image, opened, target, patch=patch, layer=layer, head=head, size=size)
 

@@ -63,7 +63,7 @@ class _Step:
     picture: str  # HTML
     sentences: Sequence[str]
     chapter: int  # of the course
-    section: str  # of that chapter; empty: all of it
+    section: str  # of that chapter
 
 
 def render_explain_page(image: ExplainedImage) -> str:
@@ -119,22 +119,25 @@ def _steps(image: ExplainedImage) -> list[_Step]:
     equation_2 = f"<i>z′</i><sub>ℓ</sub> = {scale1}MSA({norm}) + <i>z</i><sub>ℓ−1</sub>"
     equation_3 = f"<i>z</i><sub>ℓ</sub> = {scale2}MLP(LN(<i>z′</i><sub>ℓ</sub>)) + <i>z′</i><sub>ℓ</sub>"
     journey = "<i>z</i><sub>0</sub> → <i>z</i><sub>1</sub> → … → <i>z</i><sub>L</sub>"
+    cutting, positions, by_hand = (
+        "Cut an image, and put it back together", "What a position embedding looks like", "By hand"
+    )  # fmt: skip
     return [
         _Step("image", "Image", "The image is cut into patches",
-              cut, _image_picture(image), explain_text.cut(image), 1, "Cut an image, and put it back together"),
+              cut, _image_picture(image), explain_text.cut(image), 1, cutting),
         _Step("patch", "Patch", "A patch becomes a vector",
               f"<i>x</i><sub>p</sub> ∈ ℝ<sup>{len(steps.flat):,}</sup>",
-              _patch_picture(image), explain_text.flatten(image), 1, "Cut an image, and put it back together"),
+              _patch_picture(image), explain_text.flatten(image), 1, cutting),
         _Step("embedding", "Embedding", "Projection and positions (equation 1)",
-              _equation_1(image), _embedding_picture(image), explain_text.embed(image), 2, "What a position embedding looks like"),
+              _equation_1(image), _embedding_picture(image), explain_text.embed(image), 2, positions),
         _Step("attention", "Attention", f"Attention in block {a.layer + 1}, head {a.head + 1} (inside equation 2)",
-              softmax, _attention_picture(image), explain_text.attend(image), 3, ""),
+              softmax, _attention_picture(image), explain_text.attend(image), 3, by_hand),
         _Step("residual", "Residual stream", "Every block adds to the token (equations 2 and 3)",
-              f"{equation_2},&ensp; {equation_3}", _residual_picture(image), explain_text.add(image), 3, "By hand"),
+              f"{equation_2},&ensp; {equation_3}", _residual_picture(image), explain_text.add(image), 3, by_hand),
         _Step("depth", "Depth", f"The {explain_text.followed(image.config)} through depth",
-              journey, _depth_picture(image), explain_text.follow(image), 3, "By hand"),
+              journey, _depth_picture(image), explain_text.follow(image), 3, by_hand),
         _Step("output", "Output", "Norm, pooling and head (equation 4)",
-              _equation_4(image), _output_picture(image), explain_text.answer(image), 3, "By hand"),
+              _equation_4(image), _output_picture(image), explain_text.answer(image), 3, by_hand),
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from vitreous.inspection.internals import patch_pixels
 from vitreous.models.axial import axis_of
 from vitreous.models.vit import ViTConfig
 from vitreous.reports.percentages import class_percentages, percentage
+from vitreous.reports.wording import settled
 from vitreous.utils.sizes import pair
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def follow(image: ExplainedImage) -> list[str]:
     """Step 6."""
     steps = image.steps
     norms, cosines = steps.stream.norm(dim=-1), steps.similarity_to_final
-    half = _settled(cosines >= 0.5)
+    half = settled((cosines >= 0.5).tolist())
     found = [
         f"The norm of the {followed(image.config)} goes from {four_digits(float(norms[0]))} to "
         f"{four_digits(float(norms[-1]))}.",
@@ -190,7 +191,7 @@ def follow(image: ExplainedImage) -> list[str]:
     if steps.probabilities is None:
         return [*found, "The model has no head that classifies, so there is no prediction by depth."]
     tops = steps.probabilities.argmax(-1)
-    first = _settled(tops == tops[-1])
+    first = settled((tops == tops[-1]).tolist())
     when = "from the start" if first == 0 else f"after block {first}"
     return [
         *found,
@@ -198,12 +199,6 @@ def follow(image: ExplainedImage) -> list[str]:
         f"probability goes from {percentage(float(steps.probabilities[0, tops[-1]]))} to "
         f"{percentage(float(steps.probabilities[-1, tops[-1]]))}.",
     ]
-
-
-def _settled(holds: Tensor) -> int:
-    """The first depth from which a condition holds up to the end. It holds at the end."""
-    failed = (~holds).nonzero()
-    return int(failed[-1]) + 1 if len(failed) else 0
 
 
 def answer(image: ExplainedImage) -> list[str]:

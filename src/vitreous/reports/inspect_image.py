@@ -48,6 +48,7 @@ class _Prediction:
     shares: tuple[str, ...] = ()  # percentages of the answers, and of the other classes if all sum to one
     depth: Any = None  # (depth + 1, answers)
     tops: tuple[tuple[str, float], ...] = ()  # the top class at each depth
+    top_numbers: tuple[int, ...] = ()
     depth_shares: tuple[tuple[str, ...], ...] = ()  # as `shares`, at each depth
 
     @property
@@ -151,7 +152,8 @@ class ImageInspector:
         if has_zero_head(self.model):
             return ["The weights of the head are all zero, so all classes are equally probable at every depth."]
         names, shares = [name for name, _ in found.tops], found.depth_shares
-        return inspection_text.describe_depth(found.depth[:, 0], (shares[0][0], shares[-1][0]), names, self.random)
+        ends = (shares[0][0], shares[-1][0])
+        return inspection_text.describe_depth(found.depth[:, 0], ends, found.top_numbers, names, self.random)
 
     # ------------------------------------------------------------ inspections
 
@@ -190,7 +192,7 @@ class ImageInspector:
         if self.vit is None:
             return _Prediction(answers, shares[-1])
         tops = tuple((read.name(int(row.argmax())), rounded(row.max())) for row in by_depth)
-        return _Prediction(answers, shares[-1], by_depth[:, order], tops, shares)
+        return _Prediction(answers, shares[-1], by_depth[:, order], tops, tuple(by_depth.argmax(-1).tolist()), shares)
 
     def _attention(
         self, vit: VisionTransformer, batch: Tensor, picture: Any, stem: str, numbers: dict[str, Any]
@@ -225,8 +227,8 @@ class ImageInspector:
         ]
         if coarse and not any("pooled" in note for note in self.record.notes):
             self.record.notes.append(
-                f"attention on the page is pooled to {coarse[0]} x {coarse[1]} cells; figures, sentences and numbers.json "
-                "are not"
+                f"attention on the page is pooled to {coarse[0]} x {coarse[1]} cells; figures, sentences and "
+                "numbers.json are not"
             )
         return torch.stack(page_weights).numpy(), coarse, layers
 

@@ -8,8 +8,9 @@ from vitreous.inspection.distance import Distances
 from vitreous.inspection.embeddings import Filters, Positions
 from vitreous.inspection.filter_kinds import COLOUR, SMOOTH, grey_share, neighbour_correlation
 from vitreous.inspection.pair_similarity import summarise_pairs
-from vitreous.reports.inspection_text import NEARER, RANDOM, counted
+from vitreous.reports.inspection_text import NEARER, RANDOM
 from vitreous.reports.percentages import percentage, percentages
+from vitreous.reports.wording import counted
 
 LOCAL, GLOBAL = 0.5, 0.75  # shares of the distance of uniform attention, as in experiments/figure7.py
 LEARNED = 0.9  # share of positions whose most similar other position is a neighbour
@@ -29,16 +30,16 @@ def describe_filters(filters: Filters, random: bool) -> list[str]:
     kinds = []
     if (smooth := neighbour_correlation(filters.components)) is not None:
         kinds.append(
-            f"{int((smooth >= SMOOTH).sum())} of {count} are smooth (the correlation of neighbouring pixels is at least "
-            f"{SMOOTH:g})"
+            f"{int((smooth >= SMOOTH).sum())} of {count} are smooth (the correlation of neighbouring pixels is at "
+            f"least {SMOOTH:g})"
         )
     if (grey := grey_share(filters.components)) is not None:
         kinds.append(f"{int((grey < COLOUR).sum())} differ between the colours more than they agree")
     if kinds:
         found.append(f"{', and '.join(kinds)}.")
     found.append(
-        "Smooth blobs, bars and edges are patterns that the first layer responds to; patterns that change from pixel to "
-        "pixel are fine textures or noise. Each filter has its own scale."
+        "Smooth blobs, bars and edges are patterns that the first layer responds to; patterns that change from pixel "
+        "to pixel are fine textures or noise. Each filter has its own scale."
     )
     return found
 
@@ -58,7 +59,8 @@ def describe_positions(positions: Positions, trained_size: bool, random: bool) -
     ]
     if fixed:
         found.append(
-            "These embeddings are fixed sines and cosines of row and column: the pattern is computed and was not learned."
+            "These embeddings are fixed sines and cosines of row and column: the pattern is computed, it was not "
+            "learned."
         )
     elif random:
         found.append(RANDOM)
@@ -69,8 +71,8 @@ def describe_positions(positions: Positions, trained_size: bool, random: bool) -
         )
     else:
         found.append(
-            f"For {percentage(pairs.nearest)} of the positions a direct neighbour is the most similar: the layout of the "
-            "patches is hardly visible in these embeddings."
+            f"For {percentage(pairs.nearest)} of the positions a direct neighbour is the most similar: the layout of "
+            "the patches is hardly visible in these embeddings."
         )
     if not trained_size:
         found.append("They were resampled from the image size of the model.")
@@ -86,8 +88,8 @@ def _describe_biases(biases: Tensor, layer: int, random: bool) -> list[str]:
     best = biases.flatten(1).argmax(1)
     near = ((best // width - height // 2).abs() <= 1) & ((best % width - width // 2).abs() <= 1)
     found = [
-        f"Relative positions add a bias to the scores of layer {layer + 1}; each map shows it by the offset of the key from "
-        f"the query, for {counted(heads, 'head')}."
+        f"Relative positions add a bias to the scores of layer {layer + 1}; each map shows it by the offset of the key "
+        f"from the query, for {counted(heads, 'head')}."
     ]
     if random:
         return [*found, RANDOM]
@@ -117,9 +119,9 @@ def describe_distances(found: Distances, random: bool) -> list[str]:
     total = distance.numel()
     return [
         *sentences,
-        f"{change}; {local} of {counted(total, 'head')} {'is' if total == 1 or local == 1 else 'are'} local (at most half "
-        f"of the distance of uniform attention), {far} {'attends' if far == 1 else 'attend'} to most of the image (at "
-        "least three quarters of it).",
+        f"{change}; {local} of {counted(total, 'head')} {'is' if total == 1 or local == 1 else 'are'} local (at most "
+        f"half of the distance of uniform attention), {far} {'attends' if far == 1 else 'attend'} to most of the image "
+        "(at least three quarters of it).",
         "A long distance does not mean that attention is uniform: the entropy on the right tells how many tokens share "
         "it.",
     ]

@@ -149,7 +149,7 @@ def _sections(page: InspectionPage) -> list[Section]:
     return [Section(id, titles[id], titles[id], body, "" if id in static else LIVE) for id, body in bodies.items()]
 
 
-def _more(chapter: int, section: str = "") -> str:
+def _more(chapter: int, section: str) -> str:
     return f'<p class="quiet">{text(course_reference(chapter, section))}</p>'
 
 
@@ -206,7 +206,8 @@ ROLLOUT = (
     + MAP.format(name="source", text="")
     + MAP.format(name="rollout", text="")
     + MAP.format(name="relevance", text="")
-    + '</div>\n<p class="words" id="relevance-words"></p>\n<p class="words" id="rollout-words"></p>\n'
+    + '</div>\n<div class="pair"><p class="words" id="rollout-words"></p>'
+    + '<p class="words" id="relevance-words"></p></div>\n'
     + _more(3, "What to remember")
 )
 TOKENS = (
@@ -214,7 +215,8 @@ TOKENS = (
     + MAP.format(name="plain", text="")
     + MAP.format(name="similarity", text="")
     + MAP.format(name="components", text="The first three principal components of the tokens as red, green and blue.")
-    + '</div>\n<p class="words" id="similarity-words"></p>\n<p class="words" id="components-words"></p>\n'
+    + '</div>\n<div class="pair"><p class="words" id="similarity-words"></p>'
+    + '<p class="words" id="components-words"></p></div>\n'
 )  # fmt: skip
 FEATURES = TOKENS.replace("Tokens of the last layer.", "Positions of the last feature map.").replace(
     "tokens", "features"
@@ -285,7 +287,7 @@ def _data(page: InspectionPage) -> str:
     arrays = "".join(
         f'<script type="text/plain" id="{name}-{number}">{_base64(zlib.compress(data))}</script>\n'
         for number, image in enumerate(page.images)
-        for name, data in _arrays(image)
+        for name, data in _arrays(image, len(page.prefix))
     )
     return f'<script type="application/json" id="data">{words}</script>\n{arrays}'
 
@@ -327,11 +329,13 @@ def _words(one: ImageText) -> dict[str, Any]:
     }
 
 
-def _arrays(image: InspectedImage) -> Iterator[tuple[str, bytes]]:
+def _arrays(image: InspectedImage, prefix: int) -> Iterator[tuple[str, bytes]]:
     if image.attention is not None:
         yield "attention-data", _rows(image.attention)
     if image.rollout is not None:
-        yield "rollout-data", _rows(image.rollout)
+        to_patches = image.rollout.copy()
+        to_patches[:, :prefix] = 0  # not shown; it would be the maximum, relative to which the others are stored
+        yield "rollout-data", _rows(to_patches)
     if len(image.relevance):
         yield "relevance-data", _rows(image.relevance.reshape(len(image.relevance), -1))
     if image.similarity.size:  # symmetric: its lower half

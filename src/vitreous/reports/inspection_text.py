@@ -13,38 +13,12 @@ from torch import Tensor
 from vitreous.inspection.attention_sinks import SINK_ATTENTION, SINK_LENGTH, LayerAttention, OpeningLayer
 from vitreous.inspection.pair_similarity import PairSimilarity
 from vitreous.reports.percentages import percentage, percentages, precise_percentage
+from vitreous.reports.wording import counted, grid_place, listed, of_patches, patches, settled, times
 
 ALIKE, DIFFERENT = 0.9, 0.5  # cosines of two relevance maps: from here on they are alike; below, different
 NEARER = 0.1  # by so much neighbours are more similar than other pairs
 EVEN = 3.0  # the largest rollout weight is less than this many times the smallest
 RANDOM = "The weights are random, so nothing in this figure was learned."
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """A number and its noun, singular or plural: `1 patch`, `1,024 patches`."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-def patches(count: int) -> str:
-    return counted(count, "patch", "patches")
-
-
-def of_patches(some: int, count: int) -> str:
-    """`4 of 196 patches`."""
-    return f"{some:,} of {patches(count)}"
-
-
-def times(factor: float) -> str:
-    return f"{factor:.1f} times"
-
-
-def place(patch: int, columns: int) -> str:
-    return f"row {patch // columns + 1}, column {patch % columns + 1}"
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def layer_list(layers: Sequence[LayerAttention]) -> str:
@@ -55,14 +29,21 @@ def layer_list(layers: Sequence[LayerAttention]) -> str:
 # ---------------------------------------------------------------- attention
 
 
+ONE_PATCH = "The image has one patch only, so this map shows nothing."
+
+
 def attention_of(query: str) -> str:
-    """The attention of the class token; without one, of all patches."""
-    return f"the attention of the {query}" if query == "class token" else "the mean attention of all patches"
+    """The attention of the class token to patches; without one, that of all patches."""
+    return (
+        "the attention of the class token to patches" if query == "class token" else "the mean attention of all patches"
+    )
 
 
 def describe_opening(layers: Sequence[LayerAttention], opening: OpeningLayer, query: str, random: bool) -> list[str]:
     """Why the page opens on this layer."""
     one, with_sinks = layers[opening.layer], [layer for layer in layers if layer.has_sinks]
+    if one.patches == 1:
+        return [f"This image opens on layer {one.layer + 1} of {len(layers)}. {ONE_PATCH}"]
     start = f"This image opens on layer {one.layer + 1} of {len(layers)}"
     spread = f"spread over {one.spread:.0f} of {patches(one.patches)}"
     if len(layers) == 1:
@@ -70,7 +51,7 @@ def describe_opening(layers: Sequence[LayerAttention], opening: OpeningLayer, qu
     elif opening.why == "all have sinks":
         found = [
             f"{start}: all layers have attention sinks, and here they receive the smallest share of "
-            f"{attention_of(query)} to patches, {percentage(one.sink_share)}."
+            f"{attention_of(query)}, {percentage(one.sink_share)}."
         ]
     else:
         among = "of the layers without attention sinks" if with_sinks else "of all layers"
@@ -91,9 +72,9 @@ def describe_attention(
     mean = "its only head" if heads == 1 else f"mean of the {heads} heads"
     where = f"Layer {one.layer + 1}, {mean}"
     if one.patches == 1:
-        return [f"{where}: the image has one patch only, so its map shows nothing."]
+        return [ONE_PATCH]
     found = [
-        f"{where}: {attention_of(query)} to patches is spread over {one.spread:.0f} of {patches(one.patches)} (the "
+        f"{where}: {attention_of(query)} is spread over {one.spread:.0f} of {patches(one.patches)} (the "
         f"exponential of its entropy; uniform attention: {one.patches:,})."
     ]
     if one.to_patches < 0.5:
@@ -129,9 +110,10 @@ def _describe_sinks(one: LayerAttention, alternative: int | None, relevance: boo
     look = f": look {' or '.join(instead)} instead" if instead else ""
     return [
         f"{of_patches(len(one.sinks), one.patches)} {'receives' if single else 'receive'} {percentage(one.sink_share)} "
-        f"of this attention and {'is an attention sink' if single else 'are attention sinks'}: averaged over all patches "
-        f"as queries, {'it' if single else 'each'} receives at least {SINK_ATTENTION:g} times the average attention, and "
-        f"{'its token is' if single else 'their tokens are'} at least {SINK_LENGTH:g} times as long as the median.",
+        f"of this attention and {'is an attention sink' if single else 'are attention sinks'}: averaged over all "
+        f"patches as queries, {'it' if single else 'each'} receives at least {SINK_ATTENTION:g} times the average "
+        f"attention, and {'its token is' if single else 'their tokens are'} at least {SINK_LENGTH:g} times as long as "
+        "the median.",
         "Darcet et al. (2023) found that such tokens of large ViTs carry global information about the image instead of "
         "what is at their place; this is not tested here.",
         f"Do not read {'it' if single else 'them'} as the object{look}.",
@@ -163,11 +145,11 @@ def describe_rollout(
     flat = values.flatten().double()
     total, high, low = float(flat.sum()), float(flat.max()), float(flat.min())
     if len(flat) == 1:
-        return ["The image has one patch only, so its map shows nothing."]
+        return [ONE_PATCH]
     start = "the layer" if depth == 1 else f"all {depth} layers"
     found = [
         f"Rollout estimates how much each patch contributes to the {query} through {start}: "
-        f"{precise_percentage(high)} for the brightest, at {place(int(flat.argmax()), values.shape[1])}, and "
+        f"{precise_percentage(high)} for the brightest, at {grid_place(int(flat.argmax()), values.shape[1])}, and "
         f"{precise_percentage(total / len(flat))} on average."
     ]
     if low > 0 and high / low < EVEN:
@@ -183,7 +165,7 @@ def describe_rollout(
     found.append(
         RANDOM
         if random
-        else "Rollout multiplies attention weights only; it ignores values and MLPs, and it is the same for all classes."
+        else "Rollout multiplies attention weights only: it ignores values and MLPs, and all classes have the same."
     )
     return found
 
@@ -200,10 +182,10 @@ def describe_relevance(
     """One of the relevance maps (classes, rows, cols). `probability`: of this class, as text."""
     one, name = maps[which], names[which]
     if one.numel() == 1:
-        return ["The image has one patch only, so its map shows nothing."]
+        return [ONE_PATCH]
     found = [
         f"What speaks for {name} (probability {probability}): half of the relevance lies in "
-        f"{of_patches(half_of(one), one.numel())}, and the highest is at {place(int(one.argmax()), one.shape[1])}."
+        f"{of_patches(half_of(one), one.numel())}, and the highest is at {grid_place(int(one.argmax()), one.shape[1])}."
     ]
     if random:
         return [*found, RANDOM]
@@ -245,12 +227,12 @@ def describe_similarity(pairs: PairSimilarity | None, what: str, random: bool) -
         f"Neighbours are more alike, and {percentage(pairs.nearest)} of the patches are most similar to one of their "
         "neighbours."
         if near
-        else f"Neighbours are hardly more alike than other pairs: where a patch lies says little about which {what} are "
-        "similar to its own."
+        else f"Neighbours are hardly more alike than other pairs: where a patch lies says little about which {what} "
+        "are similar to its own."
     )
     found.append(
-        "Similar colours in the map mean similar vectors, not the same object; the scale ends at the most similar other "
-        "patch."
+        "Similar colours in the map mean similar vectors, not the same object; the scale ends at the most similar "
+        "other patch."
     )
     return found
 
@@ -269,25 +251,20 @@ def describe_components(share: Tensor | None, what: str, random: bool) -> list[s
         *found,
         RANDOM
         if random
-        else "Patches of one colour are alike in these three directions. The colours themselves have no meaning, and those "
-        "of two images cannot be compared.",
+        else "Patches of one colour are alike in these three directions. The colours themselves have no meaning, and "
+        "those of two images cannot be compared.",
     ]
 
 
 # ---------------------------------------------------------------- prediction by depth
 
 
-def settled(tops: Sequence[str]) -> int:
-    """The first depth from which the top class is the final one."""
-    return next((k + 1 for k in range(len(tops) - 1, -1, -1) if tops[k] != tops[-1]), 0)
-
-
 def describe_depth(
-    probabilities: Tensor, first_and_last: tuple[str, str], names: Sequence[str], random: bool
+    probabilities: Tensor, first_and_last: tuple[str, str], tops: Sequence[int], names: Sequence[str], random: bool
 ) -> list[str]:
-    """Probabilities (depth + 1,) of the final top class by depth, the first and the last of them as text, and the name
-    of the top class at every depth."""
-    values, from_depth = probabilities.double(), settled(names)
+    """Probabilities (depth + 1,) of the final top class by depth, the first and the last of them as text, and number
+    and name of the top class at every depth."""
+    values, from_depth = probabilities.double(), settled([top == tops[-1] for top in tops])
     name, depth = names[-1], len(values) - 1
     step = values.diff()
     block = int(step.argmax()) + 1
@@ -306,7 +283,7 @@ def describe_depth(
         found.append(f"The largest rise, by {points}, is in block {block}.")
     if from_depth > 0:
         found.append(
-            f"The head was trained on the last layer only, so an early top class, such as {names[0]} before block 1, is "
-            "no first guess of the model."
+            f"The head was trained on the last layer only, so an early top class, such as {names[0]} before block 1, "
+            "is no first guess of the model."
         )
     return found

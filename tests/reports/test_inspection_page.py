@@ -17,6 +17,7 @@ from PIL import Image
 
 from vitreous.errors import VitreousError
 from vitreous.reports.inspection_page import (
+    ImageText,
     InspectedImage,
     InspectionPage,
     PageFigure,
@@ -53,6 +54,7 @@ def shown(
         pixels=rng.integers(0, 256, (grid[0] * 20, grid[1] * 20, 3), dtype=np.uint8),
         grid=grid,
         answers=tuple((name, 0.5 / (i + 1)) for i, name in enumerate(classes)),
+        answer_shares=(*(f"{50 / (i + 1):.1f}%" for i in range(len(classes))), "8.3%")[: len(classes) + 1],
         attention=stochastic(rng, layers, heads, prefix + few, prefix + few),
         coarse=coarse,
         rollout=stochastic(rng, prefix + count, prefix + count),
@@ -61,6 +63,17 @@ def shown(
         components=rng.random((*grid, 3)).astype(np.float32),
         depth=rng.random((layers + 1, len(classes))).astype(np.float32),
         depth_top=tuple((f"top {i}", 0.1 * i) for i in range(layers + 1)),
+        depth_shares=tuple(tuple(f"{10 * i + k}.5%" for k in range(len(classes) + 1)) for i in range(layers + 1)),
+        opening=layers - 1,
+        text=ImageText(
+            opening=["Opens here."],
+            attention=[[f"About layer {i + 1}."] for i in range(layers)],
+            rollout=["About rollout."],
+            relevance=[[f"About {name}."] for name in classes],
+            similarity=["About similarity.", "And more."],
+            components=["About components."],
+            depth=["About depth."],
+        ),
     )
     return replace(made, **changes)
 
@@ -74,8 +87,8 @@ def png(side: int = 8) -> bytes:
 def inspection(*images: InspectedImage, **changes: Any) -> InspectionPage:
     made = InspectionPage(
         title="tiny", facts=(("parameters", "5.7 M"),), notes=("maps were pooled",), random=False, prefix=("class",),
-        source="class token", layers=3, heads=2, images=images,
-        figures=(PageFigure("Filters", "What it sees.", png()),),
+        source="class token", query="class token", layers=3, heads=2, images=images,
+        figures=(PageFigure("Filters", ["What it sees."], png()),),
         command="vitreous inspect tiny",
     )  # fmt: skip
     return replace(made, **changes)
@@ -389,8 +402,8 @@ def test_prediction_by_depth(opened: Open) -> None:
     assert tab.locator("#depth circle").count() == one.depth.size
     rows = [row.split("\t") for row in tab.inner_text("#depth-table tbody").strip().split("\n")]
     assert [row[:2] for row in rows] == [["embeddings", "top 0"], *([str(i), f"top {i}"] for i in (1, 2, 3))]
-    found = [[percentage(cell) for cell in row[3:]] for row in rows]
-    np.testing.assert_allclose(found, one.depth, rtol=0.05)
+    assert [tuple(row[3:]) for row in rows] == list(one.depth_shares)
+    assert tab.inner_text("#depth-table thead th:last-child") == "all others"
 
 
 def test_resizing_the_window(opened: Open) -> None:
@@ -412,7 +425,7 @@ def test_it_fits_the_screen_and_escapes_names(opened: Open, width: int, scheme: 
     evil = shown(name=EVIL, classes=(EVIL, "x" * 300, "b"), depth_top=((EVIL, 0.5),) * 4)
     page = inspection(
         evil, replace(evil, name="y" * 300), title=EVIL, facts=((EVIL, "0" * 64),), notes=(EVIL,), command=EVIL,
-        figures=(PageFigure(EVIL, EVIL, png(1500)),),
+        figures=(PageFigure(EVIL, [EVIL], png(1500)),),
     )  # fmt: skip
     tab = opened(page, width, scheme)
     click(tab, "#picture", (0, 5))
@@ -449,7 +462,7 @@ def test_grids_of_all_shapes(opened: Open, grid: tuple[int, int], coarse: tuple[
 def test_without_a_class_token_the_query_is_the_mean(opened: Open) -> None:
     one = shown(prefix=0, heads=1)
     assert one.attention is not None
-    tab = opened(inspection(one, prefix=(), heads=1, source="mean of the patches"))
+    tab = opened(inspection(one, prefix=(), heads=1, source="mean of the patches", query="mean of the patches"))
     assert "its only head, from the mean of the patches." in tab.inner_text("#reading")
     row = one.attention[2, 0].mean(0)
     words = read(tab, "#attention-map", (1, 1), "#value")
@@ -461,7 +474,7 @@ def test_without_a_class_token_the_query_is_the_mean(opened: Open) -> None:
 
 
 def test_a_network_without_attention(opened: Open) -> None:
-    page = inspection(shown(prefix=0, **CONVOLUTIONAL), prefix=(), layers=0, heads=0, source="mean of the patches")
+    page = inspection(shown(prefix=0, **CONVOLUTIONAL), prefix=(), layers=0, heads=0, source="", query="")
     tab = opened(page)
     said = tab.inner_text("#instead")
     assert said.startswith("This network has no attention. Shown instead: its predictions, similarity between")

@@ -406,6 +406,74 @@ def test_prediction_by_depth(opened: Open) -> None:
     assert tab.inner_text("#depth-table thead th:last-child") == "all others"
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_row_of_the_depth_table_is_visible(opened: Open, width: int) -> None:
+    tab = opened(inspection(shown(layers=24), layers=24), width)
+    row, box = (tab.locator(name).last.bounding_box() for name in ("#depth-table tr", ".depth-layout .scroll"))
+    assert row["y"] >= box["y"]
+    assert row["y"] + row["height"] <= box["y"] + box["height"] + 1
+    assert tab.inner_text("#depth-table tbody tr:last-child th") == "24"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_each_image_opens_on_its_own_layer_until_one_is_selected(opened: Open) -> None:
+    tab = opened(inspection(shown(0, opening=1), shown(1, opening=0)))
+    assert tab.inner_text("#layer-name") == "layer 2 of 3"
+    assert tab.inner_text("#opening") == "Opens here."
+    tab.keyboard.press("i")
+    tab.wait_for_selector("body[data-ready=true]")
+    assert tab.inner_text("#layer-name") == "layer 1 of 3"
+    tab.click("#layers [data-layer='2']")
+    tab.keyboard.press("i")
+    tab.wait_for_selector("body[data-ready=true]")
+    assert tab.inner_text("#layer-name") == "layer 3 of 3"
+
+
+def test_sentences_follow_the_layer_and_the_class(opened: Open) -> None:
+    changed = ImageText(rollout=["Other."])
+    tab = opened(inspection(shown(0), shown(1, text=changed)))
+    names = ("attention", "rollout", "relevance", "similarity", "components", "depth")
+
+    def words() -> list[str]:
+        return [str(tab.inner_text(f"#{name}-words")) for name in names]
+
+    about = ["About layer 3.", "About rollout.", "About cat.", "About similarity. And more.", "About components.",
+             "About depth."]  # fmt: skip
+    assert words() == about
+    tab.click("#layers [data-layer='0']")
+    tab.keyboard.press("c")
+    assert words() == ["About layer 1.", about[1], "About dog.", *about[3:]]
+    tab.keyboard.press("i")
+    tab.wait_for_selector("body[data-ready=true]")
+    assert words() == ["", "Other.", "", "", "", ""]
+    assert "What it sees." in tab.inner_text(".figures")
+    assert tab.locator("text=docs/learn/3-attention.md").count() >= 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shares_of_the_attention_add_up_to_100(opened: Open, seed: int) -> None:
+    """With tokens that receive almost nothing, and some that receive much."""
+    one = shown(seed, prefix=4)
+    assert one.attention is not None
+    weights = one.attention * np.asarray([1, 1e-4, 3, 20] + [1] * 24, np.float32)
+    weights /= weights.sum(-1, keepdims=True)
+    names = ("class", *(f"register {k}" for k in (1, 2, 3)))
+    tab = opened(inspection(replace(one, attention=weights), prefix=names))
+    stated = [float(share) for share in re.findall(r"([\d.]+)%", tab.inner_text("#reading"))]
+    row = weights[2, :, 0].mean(0)
+    assert stated == pytest.approx([100 * row[4:].sum(), *(100 * row[:4])], abs=0.8)
+    assert round(10 * sum(stated)) == 1000
+
+
+def test_attention_pooling_without_a_class_token(opened: Open) -> None:
+    """Maps are from the mean of the patches, and relevance starts from attention pooling."""
+    one = shown(prefix=0)
+    tab = opened(inspection(one, prefix=(), source="attention pooling", query="mean of the patches"))
+    assert "from the mean of the patches." in tab.inner_text("#reading")
+    assert tab.inner_text("#rollout-title") == "Rollout from the mean of the patches"
+    assert tab.inner_text("#relevance-value").endswith("It starts from attention pooling.")
+
+
 def test_resizing_the_window(opened: Open) -> None:
     tab = opened(inspection(shown()))
     wide = tab.locator("#depth svg").bounding_box()["width"]

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from helpers import SMALL_RESNET, draw, images, tiny_vit
-from vitreous import VitreousError, convert, explain, save
+from vitreous import VitreousError, explain, save
 from vitreous.cli import main
 from vitreous.inspection.forward_steps import forward_steps
 from vitreous.models.resnet import BiT, BiTConfig
@@ -494,16 +494,15 @@ def test_arguments_for_files_are_refused_with_a_model_in_memory(
 
 def test_heads_and_preprocessing_of_a_file_that_does_not_contain_them(folder: Path) -> None:
     """The page is that of the command with the same flags."""
-    convert("m.safetensors", "timm", to="timm", force=True)
-    Path("timm/config.json").unlink()
+    torch.save(tiny_vit().state_dict(), "m.pth")
     options: dict[str, Any] = {"heads": 4, "preprocessing": "deit"}
-    page = explain("a.png", "timm/model.safetensors", out="python.html", device="cpu", **options).read_text("utf-8")
+    page = explain("a.png", "m.pth", out="python.html", device="cpu", **options).read_text("utf-8")
     assert "4 heads; short side to 37, centre 32 x 32, bicubic; mean 0.485" in page
     assert (
         run(
             "a.png",
             "--model",
-            "timm/model.safetensors",
+            "m.pth",
             "--out",
             "command.html",
             "--heads",

@@ -450,6 +450,24 @@ def test_sentences_follow_the_layer_and_the_class(opened: Open) -> None:
     assert tab.locator("text=docs/learn/3-attention.md").count() >= 3
 
 
+@pytest.mark.parametrize("patch", [(0, 0), (2, 3)])
+def test_sentences_about_one_patch_and_one_head(opened: Open, patch: tuple[int, int]) -> None:
+    one = shown()
+    assert one.attention is not None
+    tab = opened(inspection(one))
+    tab.click("#heads [data-head='1']")
+    click(tab, "#picture", patch)
+    row = one.attention[2, 1, 1 + patch[0] * 6 + patch[1], 1:].astype(float)
+    row /= row.sum()
+    near = sum(row[6 * y + x] for y in range(4) for x in range(6) if abs(y - patch[0]) <= 1 and abs(x - patch[1]) <= 1)
+    words = tab.inner_text("#attention-words")
+    spread = re.match(r"This attention is spread over (\d+) of 24 patches ", words)
+    assert spread is not None
+    assert int(spread[1]) == pytest.approx(np.exp(-(row * np.log(row)).sum()), abs=0.6)
+    assert percentage(words) == pytest.approx(near, abs=0.01)
+    assert words.endswith("select the class token and the mean of the heads.")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_shares_of_the_attention_add_up_to_100(opened: Open, seed: int) -> None:
     """With tokens that receive almost nothing, and some that receive much."""

@@ -110,7 +110,7 @@ def test_attention_sentences_state_the_numbers_of_the_layer(inspected: dict[str,
         assert sentences[0].startswith(f"Layer {layer + 1}, mean of the {heads} heads: the ")
         assert f"spread over {spread(row):.0f} of 16 patches (" in sentences[0]
         few = f"Only about {100 * row.sum():.0f}% of the attention goes to patches at all."
-        assert (few in sentences) == (row.sum() < 0.5)
+        assert (few in sentences) == (row.sum() < 0.495)
         if "attention sink" in " ".join(sentences) and "no patch is" not in " ".join(sentences):
             continue  # the next test
         factor = f"he brightest patch receives {row.max() / row.mean():.1f} times the average"

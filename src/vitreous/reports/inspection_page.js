@@ -273,13 +273,33 @@ function describeAttention(row, values, high) {
   const goesTo = [`${patches} of the attention goes to the patches`, ...toPrefix].join(", ");
   const shares = toPrefix.length ? ` ${goesTo}.` : "";
   $("reading").replaceChildren(make("b", summary), shares);
-  $("attention-words").textContent = current.words.attention[state.layer] ?? "";
+  const general = state.query === SOURCE && (state.head === "mean" || data.heads === 1);
+  $("attention-words").textContent = general ? current.words.attention[state.layer] ?? "" : describeQuery(values, rest);
   const most = values.indexOf(high);
   const cell = state.read ?? [Math.floor(most / current.coarse[1]), most % current.coarse[1]];
   const value = percent(values[cell[0] * current.coarse[1] + cell[1]]);
   const pooled = current.coarse[0] !== current.grid[0] || current.coarse[1] !== current.grid[1];
   const place = `${cellName(cell)}${pooled ? ` of ${current.coarse[0]} × ${current.coarse[1]} cells` : ""}`;
   $("value").textContent = `${state.read ? "" : "Highest at "}${place}: ${value} of the attention`;
+}
+
+// Sentences about another query or a single head; those about the first query and the mean of the heads are stored.
+function describeQuery(values, total) {
+  const [rows, cols] = current.coarse;
+  const pooled = rows !== current.grid[0] || cols !== current.grid[1];
+  const shares = values.map((value) => value / (total || 1));
+  const entropy = shares.reduce((sum, share) => sum - (share > 0 ? share * Math.log(share) : 0), 0);
+  const spread = `${Math.round(Math.exp(entropy))} of ${values.length} ${pooled ? "cells" : "patches"}`;
+  const words = [`This attention is spread over ${spread} (the exponential of its entropy).`];
+  if (state.query === "patch" && !pooled) {
+    const [row, col] = state.patch;
+    const near = (i) => Math.abs(Math.floor(i / cols) - row) <= 1 && Math.abs((i % cols) - col) <= 1;
+    const share = shares.reduce((sum, value, i) => sum + (near(i) ? value : 0), 0);
+    words.push(`${percent(share)} of it goes to the patch itself and the patches around it.`);
+  }
+  const first = SOURCE === "mean" ? "the mean of the patches" : tokenPhrase(SOURCE);
+  words.push(`For how to read this layer, select ${first}${data.heads > 1 ? " and the mean of the heads" : ""}.`);
+  return words.join(" ");
 }
 
 function drawPicture() {

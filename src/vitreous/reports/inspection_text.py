@@ -77,8 +77,8 @@ def describe_attention(
         f"{where}: {attention_of(query)} is spread over {one.spread:.0f} of {patches(one.patches)} (the "
         f"exponential of its entropy; uniform attention: {one.patches:,})."
     ]
-    if one.to_patches < 0.5:
-        found.append(f"Only about {100 * one.to_patches:.0f}% of the attention goes to patches at all.")
+    if (percent := round(100 * one.to_patches)) < 50:
+        found.append(f"Only about {percent}% of the attention goes to patches at all.")
     if random:
         return [*found, RANDOM]
     if one.has_sinks:

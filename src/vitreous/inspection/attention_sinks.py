@@ -14,8 +14,8 @@ from vitreous.models.vit import VisionTransformer
 
 # A patch is an attention sink of a layer if it receives this many times the average attention of the patches, averaged
 # over all patches as queries and over heads, and if its token is this many times as long as the median of the patches
-# (before the layer). Of 100 ImageNet photographs, DeiT-Ti has sinks in layer 12 of 93, in layer 11 of 83, in layer 10 of
-# 8, and in no earlier layer.
+# (before the layer). On 100 ImageNet photographs, DeiT-Ti has sinks in layer 12 of 93, in layer 11 of 83, in layer 10
+# of 8, and in no earlier layer.
 SINK_ATTENTION = 3.0
 SINK_LENGTH = 1.5
 SINK_SHARE = 0.05  # a layer has attention sinks if they receive this share of the attention of the query to patches

@@ -16,11 +16,10 @@ from vitreous.preprocessing import Preprocessing
 from vitreous.reports import explain_text
 from vitreous.reports.course import course_reference
 from vitreous.reports.html_page import HtmlPage, Section, render_page
-from vitreous.reports.percentages import class_percentages, percentage, percentages
+from vitreous.reports.percentages import class_percentages, percentage
 from vitreous.reports.pictures import heat_map, patch_picture, photo, vector_strip
 from vitreous.utils.html import text
 
-TOP = 5  # rows of the tables of attention and of predictions
 STRIP = 128  # values of a vector that are drawn
 
 
@@ -230,12 +229,11 @@ def _attention_picture(image: ExplainedImage) -> str:
     steps, a, prefix = image.steps, image.steps.attention, image.config.prefix
     patches = a.weights[prefix:].unflatten(0, steps.grid).numpy()
     height, width = patch_pixels(image.config)
-    most = explain_text.four_digits(100 * float(patches.max()))
-    caption = f"Attention of the framed patch to all patches: black is 0%, light yellow is {most}%."
+    order, shares = explain_text.attention_parts(image)
+    brightest = prefix + int(patches.argmax())
+    most = shares[order.index(brightest)] if brightest in order else percentage(float(patches.max()))
+    caption = f"Attention of the framed patch to all patches: black is 0%, light yellow is {most}."
     compared = len(a.compared_scores)
-    order = a.weights.argsort(descending=True)[: min(TOP, compared)].tolist()
-    rest = 1 - float(a.weights[order].sum())
-    shares = percentages([*a.weights[order].tolist(), max(0.0, rest)])
     rows = [
         (image.token_name(token), explain_text.four_digits(float(a.scores[token])), share)
         for token, share in zip(order, shares, strict=False)
@@ -275,7 +273,7 @@ def _output_picture(image: ExplainedImage) -> str:
         values = steps.representation if steps.representation.ndim == 1 else steps.representation[0]
         return _row(_strip(values, "Output"))
     final = steps.probabilities[-1]
-    order = final.argsort(descending=True)[:TOP].tolist()
+    order = final.argsort(descending=True)[: explain_text.TOP].tolist()
     parts = class_percentages(final, order)
     rows = [
         (image.label(k), explain_text.four_digits(float(steps.logits[k])), part)

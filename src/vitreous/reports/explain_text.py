@@ -9,7 +9,7 @@ from torch import Tensor
 from vitreous.inspection.internals import patch_pixels
 from vitreous.models.axial import axis_of
 from vitreous.models.vit import ViTConfig
-from vitreous.reports.percentages import class_percentages, percentage
+from vitreous.reports.percentages import class_percentages, percentage, percentages
 from vitreous.reports.wording import settled
 from vitreous.utils.sizes import pair
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitreous.reports.explain_page import ExplainedImage
 
 FIRST = 4  # values of a vector that are written out
+TOP = 5  # rows of the tables of attention and of predictions
 
 
 def four_digits(value: float) -> str:
@@ -128,11 +129,20 @@ def _position_sentence(image: ExplainedImage) -> str:
     return f"Positions are added before every block instead of here, so the norm stays {total}."
 
 
+def attention_parts(image: ExplainedImage) -> tuple[list[int], list[str]]:
+    """The tokens with the largest attention weights; their percentages, and that of all other tokens."""
+    a = image.steps.attention
+    order = a.weights.argsort(descending=True)[: min(TOP, len(a.compared_scores))].tolist()
+    rest = 1 - float(a.weights[order].sum())
+    return order, percentages([*a.weights[order].tolist(), max(0.0, rest)])
+
+
 def attend(image: ExplainedImage) -> list[str]:
     """Step 4."""
     a, token = image.steps.attention, image.steps.token
     scores = a.compared_scores
-    d, best = len(a.query), int(a.weights.argmax())
+    d, (order, shares) = len(a.query), attention_parts(image)
+    best = order[0]
     target = "itself" if best == token else f"the {image.token_name(best)}"
     normed = ", normalised (qk-norm)," if image.config.qk_norm else ""
     bias = " plus the relative position bias" if a.bias is not None else ""
@@ -145,7 +155,7 @@ def attend(image: ExplainedImage) -> list[str]:
         f"itself the score is {four_digits(float(a.scores[token]))}.",
         *_axial_sentence(image),
         f"Softmax turns the {len(scores)} scores into weights that sum to 1, and the largest, "
-        f"{percentage(float(a.weights[best]))}, goes to {target}; the weighted sum of the values begins with "
+        f"{shares[0]}, goes to {target}; the weighted sum of the values begins with "
         f"{first_values(a.output)} and has norm {length(a.output)}.",
     ]
 
@@ -223,7 +233,9 @@ def answer(image: ExplainedImage) -> list[str]:
         return [*found, "This model has no head that classifies: this is its output.",
                 "A head can be trained on these features."]  # fmt: skip
     best = int(steps.probabilities[-1].argmax())
-    part = class_percentages(steps.probabilities[-1], steps.probabilities[-1].argsort(descending=True)[:5].tolist())[0]
+    part = class_percentages(steps.probabilities[-1], steps.probabilities[-1].argsort(descending=True)[:TOP].tolist())[
+        0
+    ]
     return [
         *found,
         f"The head multiplies it with a matrix of {c.head_width} × {len(steps.logits):,} values and "

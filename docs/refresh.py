@@ -10,9 +10,10 @@
 | `<!-- paper: table8 -->` | table, figure and verdict from docs/paper/table8-small/result.json |
 | `<!-- paper table: table8 -->` | the table alone |
 | `<!-- example: examples/dropout.py -->` | that file |
+| `<!-- api -->` | all public names: signatures, docstrings, examples (docs/api_reference.py) |
 
 Each part ends at `<!-- /code -->`, `<!-- /example -->`, `<!-- /cost -->`, `<!-- /recipes -->`, `<!-- /weights -->`,
-`<!-- /measured -->` or `<!-- /paper -->`.
+`<!-- /measured -->`, `<!-- /paper -->` or `<!-- /api -->`.
 """
 
 import ast
@@ -20,6 +21,8 @@ import re
 import sys
 from pathlib import Path
 from textwrap import dedent
+
+from api_reference import api_reference
 
 import vitreous
 from vitreous.experiments.experiment_result import ExperimentResult
@@ -143,7 +146,8 @@ def refresh_text(text: str) -> str:
             text,
             flags=re.DOTALL,
         )
-    for name, table in (("cost", cost_table), ("recipes", recipe_table), ("weights", weights_table)):
+    parts = (("cost", cost_table), ("recipes", recipe_table), ("weights", weights_table), ("api", api_reference))
+    for name, table in parts:
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
             lambda match, table=table: f"{match[1]}{table()}\n{match[2]}",

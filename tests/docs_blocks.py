@@ -28,7 +28,8 @@ REASONS = {
     "runs the tests": "this test is one of them",
 }
 OUTPUT = re.compile(r"<!-- output(?:: within (\d+)%)? -->")  # before a text block: what the last Python block prints
-EXCERPT = re.compile(r"<!-- code: .*? -->\n.*?<!-- /code -->", re.DOTALL)  # docs/refresh.py copies these
+# docs/refresh.py copies these from the source; tests/test_doctests.py runs the examples among them.
+EXCERPT = re.compile(r"<!-- code: .*? -->\n.*?<!-- /code -->|<!-- api -->\n.*?<!-- /api -->", re.DOTALL)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 BARS = re.compile("[█▉▊▋▌▍▎▏]+")
 SHAPE = re.compile(r"\((\d+(?:, \d+)+)\)")

@@ -141,6 +141,8 @@ def repeated_names(source: Path) -> dict[str, list[str]]:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             function = isinstance(node, ast.FunctionDef) and node in tree.body and not node.name.startswith("_")
+            if isinstance(node, ast.FunctionDef) and [ast.unparse(d) for d in node.decorator_list] == ["overload"]:
+                continue
             if isinstance(node, ast.ClassDef) or function:
                 files.setdefault(node.name, []).append(str(path.relative_to(source)))  # type: ignore[attr-defined]
     return {name: places for name, places in files.items() if len(places) > 1}

@@ -12,7 +12,14 @@ MAX_MESSAGE = 4_000  # characters
 class VitreousError(ValueError):
     """A wrong setting, file or input. The message says what, where, and what to do; the CLI prints it alone.
 
-    The middle of a very long message is left out: a damaged file may contain names of any length.
+    It is a `ValueError`. All functions of the package raise it for what the caller can correct. The middle of a very
+    long message is left out: a damaged file may contain names of any length.
+
+    >>> try:
+    ...     vitreous.create("B/17")
+    ... except vitreous.VitreousError as error:
+    ...     print(error)
+    unknown model 'B/17': did you mean B/16 or B/14? ...
     """
 
     def __init__(self, message: str = ""):
@@ -33,7 +40,20 @@ class SystemFaultError(VitreousError):
 
 
 class VitreousWarning(UserWarning):
-    """A warning of vitreous."""
+    """A warning: the result can be used, but something about it differs from what one might expect.
+
+    For example, a file is written that does not contain all of the model. Turn warnings into errors with Python's
+    `warnings`:
+
+    >>> import warnings
+    >>> model = vitreous.load("vitreous-mini")
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", vitreous.VitreousWarning)
+    ...     vitreous.save(model, "mini.npz", to="google", force=True)
+    Traceback (most recent call last):
+    ...
+    vitreous.errors.VitreousWarning: mini.npz: google cannot represent all of this model; ...
+    """
 
 
 def find_url(path: str | os.PathLike[str]) -> str | None:

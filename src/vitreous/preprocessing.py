@@ -40,17 +40,24 @@ class Preprocessing:
     in all commands.
 
     `size` is stored as a pair, and lists (from JSON) as tuples. Images smaller than the crop are padded with black.
+
+    >>> from sklearn.datasets import load_sample_image
+    >>> preprocessing = vitreous.Preprocessing(size=224, resize=256)
+    >>> print(preprocessing)
+    short side to 256, centre 224 x 224, bilinear; mean 0.5, 0.5, 0.5; std 0.5, 0.5, 0.5
+    >>> preprocessing(load_sample_image("china.jpg")).shape
+    torch.Size([3, 224, 224])
     """
 
     size: tuple[int, int] | int = 224  # (height, width) of the model's input; one number: a square
     resize: tuple[int, int] | int | None = None  # before the crop. int: the short side; pair or None (`size`): squashed
-    interpolation: Interpolation = "bilinear"
+    interpolation: Interpolation = "bilinear"  # nearest, bilinear, bicubic; with antialias also lanczos, box, hamming
     antialias: bool = True  # True: as Pillow, in integers. False: as tf.image.resize, in floats, without a filter
     crop: Crop = (
         "round"  # rounding of an odd margin: "round" half to even (torchvision, timm), or "down" (Hugging Face)
     )
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # of pixels in 0..1, for each channel: 1 (grey) or 3 (RGB)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # mean of pixels in 0..1, for each channel: 1 (grey) or 3 (RGB)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)  # standard deviation, for the same channels
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the class is frozen
@@ -128,7 +135,11 @@ class Preprocessing:
         return self.normalise(self.pixels(images))
 
     def at(self, size: tuple[int, int] | int) -> Preprocessing:
-        """Return the same preprocessing for another size. The cropped fraction of the image stays the same."""
+        """Return the same preprocessing for another size. The cropped fraction of the image stays the same.
+
+        >>> print(vitreous.Preprocessing(size=224, resize=256).at(448))
+        short side to 512, centre 448 x 448, bilinear; mean 0.5, 0.5, 0.5; std 0.5, 0.5, 0.5
+        """
         old, new = _check_size(self.size, "size"), _check_size(size, "size")
         resize = self.resize
         if isinstance(resize, int):
@@ -157,6 +168,7 @@ class Preprocessing:
         return f"{steps}, {interpolation}; mean {mean}; std {std}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as values for `json.dumps`."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod

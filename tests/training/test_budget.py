@@ -14,9 +14,10 @@ from vitreous import TrainConfig, VitreousError, load, resume, train
 from vitreous.data.arrays import ArraySource
 from vitreous.data.dataset import DataSet
 from vitreous.training.budget import RunTime, estimate_run_time, fit_to_budget
-from vitreous.training.defaults import Facts, choose_defaults, choose_start, collect_facts
+from vitreous.training.defaults import choose_defaults, choose_start
 from vitreous.training.distributed import World
 from vitreous.training.durations import parse_time
+from vitreous.training.facts import Facts, collect_facts
 from vitreous.training.initial_weights import load_initial_weights
 
 

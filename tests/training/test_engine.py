@@ -24,9 +24,10 @@ from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError
 from vitreous.training.budget import estimate_run_time
 from vitreous.training.config import Finetuning, TrainConfig
-from vitreous.training.defaults import choose_defaults, collect_facts
+from vitreous.training.defaults import choose_defaults
 from vitreous.training.distributed import World
 from vitreous.training.engine import Engine, StepResult, find_unknown_code
+from vitreous.training.facts import collect_facts
 from vitreous.training.loaders import RunLoaders, build_loaders
 from vitreous.training.lora import add_adapters_
 from vitreous.training.plan import make_plan

@@ -20,7 +20,8 @@ from vitreous import TrainConfig, VitreousError, finetune, load, open_data, reci
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.preprocessing import PRESETS, default_preprocessing
 from vitreous.training import lr_search
-from vitreous.training.defaults import Facts, choose_defaults, evaluation_preprocessing
+from vitreous.training.defaults import choose_defaults, evaluation_preprocessing
+from vitreous.training.facts import Facts
 from vitreous.training.initial_weights import InitialWeights
 from vitreous.training.paper_settings import TABLE_4
 from vitreous.training.recipes import FINETUNING_RECIPES, finetuning_recipe

@@ -17,7 +17,8 @@ from vitreous import TrainConfig, VitreousError, load, recipe, resume, save, tra
 from vitreous.data.open_data import open_data
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.preprocessing import default_preprocessing
-from vitreous.training.defaults import choose_defaults, collect_facts, evaluation_preprocessing, make_model_config
+from vitreous.training.defaults import choose_defaults, evaluation_preprocessing, make_model_config
+from vitreous.training.facts import collect_facts
 from vitreous.training.initial_weights import load_initial_weights
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

@@ -16,7 +16,7 @@ from runs import draw_folder, records
 from vitreous import TrainConfig, VitreousError, load, open_data, recipe, train
 from vitreous.cli import main
 from vitreous.models.zoo import build_model
-from vitreous.training import defaults
+from vitreous.training import defaults, facts
 from vitreous.training.distributed import World
 from vitreous.training.initial_weights import load_initial_weights
 from vitreous.training.plan import make_plan
@@ -187,7 +187,7 @@ def test_paper_recipes_match_table_3() -> None:
     for name, own in (("paper_imagenet1k", small), ("paper_imagenet21k", large)):
         found = recipe(name).flat()
         assert {field: found[field] for field in table | own} == table | own
-    known = defaults.Facts(1_281_167, 1000, 3, 375, None, False)
+    known = facts.Facts(1_281_167, 1000, 3, 375, None, False)
     model = defaults.make_model_config(recipe("paper_imagenet1k"), known)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build_model(model).parameters())

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import command
 import vitreous
+from runs import complete
 from vitreous.errors import VitreousError
 from vitreous.training.callbacks import Callback, TrainingRun
 from vitreous.weights.safetensors_file import SafetensorsFile
@@ -28,13 +30,12 @@ SMALL: dict[str, Any] = {
     "quiet": True,
     "workers": 0,
 }
-SCRIPT = '''
+SCRIPT = """
 import os, sys, time
-import numpy as np
+import numpy as np, torch
 import vitreous
 
 class Stripes:
-    """Horizontal or vertical stripes."""
     def __len__(self):
         return 96
     def __getitem__(self, index):
@@ -42,8 +43,16 @@ class Stripes:
         noise[::2] += 120
         return (noise.T.copy() if index % 2 else noise), ("vertical" if index % 2 else "horizontal")
 
+class Net(torch.nn.Sequential):
+    def __init__(self, num_classes):
+        layers = torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.2)
+        super().__init__(*layers, torch.nn.GELU(), torch.nn.Linear(16, num_classes))
+
+def focal(logits, targets):
+    loss = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    return (1 - torch.exp(-loss)) ** 2 * loss
+
 class Halve(vitreous.Callback):
-    """Halves the learning rate every 20 steps, and counts steps over interruptions."""
     count = 0
     def on_step(self, run):
         self.count += 1
@@ -57,9 +66,9 @@ class Halve(vitreous.Callback):
         self.count = state["count"]
 
 if __name__ == "__main__":
-    vitreous.train(Stripes, callbacks=[Halve], out=sys.argv[1], duration="60 steps", save_minutes=0.002, width=16,
-                   depth=1, heads=2, mlp_dim=16, patch_size=4, image_size=8, batch_size=16, workers=0)
-'''
+    vitreous.train(Stripes, model=Net, loss=focal, callbacks=[Halve], out=sys.argv[1], duration="60 steps",
+                   save_minutes=0.002, batch_size=16, workers=0)
+"""
 
 
 def weights(run: Path) -> dict[str, bytes]:
@@ -80,7 +89,7 @@ class Stripes:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_a_script_with_own_data_and_callback_is_killed_and_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_a_script_with_own_parts_is_killed_resumes_to_the_bit_and_is_evaluated(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(SCRIPT)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -94,8 +103,8 @@ def test_a_script_with_own_data_and_callback_is_killed_and_resumes_to_the_bit(tm
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (killed / "result.json").exists()
-    command = [sys.executable, "-m", "vitreous", "train", "--resume", str(killed)]
-    done = subprocess.run(command, cwd=os.sep, check=False, capture_output=True, text=True)
+    resume = [sys.executable, "-m", "vitreous", "train", "--resume", str(killed)]
+    done = subprocess.run(resume, cwd=os.sep, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "continuing from step" in done.stderr
     assert weights(killed) == weights(whole)
@@ -103,6 +112,14 @@ def test_a_script_with_own_data_and_callback_is_killed_and_resumes_to_the_bit(tm
     assert [r["count"] for r in records if r["kind"] == "callback"] == [20, 40, 60]
     result = json.loads((killed / "result.json").read_text())
     assert result["result"] == json.loads((whole / "result.json").read_text())["result"]
+    typed = ["evaluate", f"{script}:Stripes", "--model", str(killed), "--json"]
+    refused = command.vitreous(*typed, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--trust-code" in refused.stderr
+    evaluated = json.loads(complete(*typed, "--trust-code", cwd=tmp_path))
+    assert evaluated["data"] == f"{script}:Stripes"
+    assert evaluated["images"] == result["result"]["images"], "the images of the run's test split"
+    assert evaluated["scores"][0]["top1"] == result["result"]["top1"] > 0.9
 
 
 class Stop(Callback):

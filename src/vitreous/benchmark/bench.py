@@ -199,7 +199,7 @@ def _measure_model(
     used_precision, note = pick_precision(precision, device)
     memory, start = PeakMemory(device), time.perf_counter()
     opened = _open_model(name, device)
-    model_cost = cost(opened.model, size)
+    model_cost = cost(opened.built_in_model, size)
     count = batch_size or _default_batch_size(model_cost, device)
     prepare = _training_step if mode == "train" else _inference_step
     try:
@@ -240,7 +240,7 @@ def _open_model(name: str, device: torch.device) -> EvaluatedModel:
         opened = open_model(RANDOM_PREFIX + name, device)
     except VitreousError as error:
         raise VitreousError(f"{name}: no such file, and {error}") from None
-    randomise_head_(opened.model)
+    randomise_head_(opened.built_in_model)
     return opened
 
 
@@ -265,10 +265,10 @@ def _inference_step(opened: EvaluatedModel, count: int, size: tuple[int, int], p
 
 def _training_step(opened: EvaluatedModel, count: int, size: tuple[int, int], precision: str) -> tuple[Step, Describe]:
     """A complete training step on pixels on the device: normalisation, forward, cross-entropy, backward, AdamW."""
-    engine = synthetic_engine(opened.model, count, size, precision)
+    engine = synthetic_engine(opened.built_in_model, count, size, precision)
     if engine.device.type == "cuda":
         engine.compile()
-    batch, world = synthetic_batch(opened.model, count, size), World()
+    batch, world = synthetic_batch(opened.built_in_model, count, size), World()
     return lambda: engine.step(batch, 0, count, world), lambda: (step_path(engine), engine.notes)
 
 

@@ -22,8 +22,9 @@ from vitreous.data.scan import ScanResult
 from vitreous.data.transforms import CACHE_SCALE, RandomResizedCrop
 from vitreous.training.captured_pass import CapturedPass
 from vitreous.training.config import Objective, TrainConfig
-from vitreous.training.defaults import Facts, choose_defaults, collect_facts
+from vitreous.training.defaults import choose_defaults
 from vitreous.training.engine import MIN_PIXELS_TO_COMPILE, BatchPreparation
+from vitreous.training.facts import Facts, collect_facts
 from vitreous.training.optim import losses
 from vitreous.training.recipes import recipe
 from vitreous.utils import random_keys

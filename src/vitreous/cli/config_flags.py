@@ -31,6 +31,7 @@ CHOSEN_FROM_DATA = frozenset(
 FLAG_NAMES = {"start": "from"}  # `from` is a keyword of Python and cannot be the name of a field
 ALIASES = {"duration": ["--epochs"], "image_size": ["--size"]}
 CONFIG_GROUPS = frozenset(get_type_hints(TrainConfig).values())
+OWN_CODE = {"augment": "FILE:NAME"}  # metavars of fields that are code of the user
 METAVARS = {int: "N", float: "X", str: "TEXT", bool: "True|False"}
 DEFAULT_RULE = object()  # marks a request for tyro's own rule
 
@@ -55,7 +56,7 @@ def _adapt_field(field: StructFieldSpec, of_config: bool) -> StructFieldSpec:
     from_data = of_config and field.name in CHOSEN_FROM_DATA
     argument = tyro.conf.arg(
         name=FLAG_NAMES.get(field.name) if of_config else None,
-        metavar=metavar(kind),
+        metavar=OWN_CODE.get(field.name) or metavar(kind),
         help_behavior_hint=_default_hint(field, "chosen from the data" if from_data else ""),
         aliases=ALIASES.get(field.name) if of_config else None,
     )
@@ -74,6 +75,8 @@ def metavar(hint: Any) -> str | None:
     if hint is bool:
         return None
     kinds = [kind for kind in get_args(hint) if kind is not type(None)] if _is_union(hint) else [hint]
+    if len(kinds) > 1 and get_origin(kinds[0]) is Literal:
+        return "|".join((*get_args(kinds[0]), "FILE:NAME"))  # a name, or code of the user
     if len(kinds) > 1:
         return "N [N]"  # an integer or a pair of integers
     kind = kinds[0]

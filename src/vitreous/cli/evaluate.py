@@ -93,7 +93,7 @@ def evaluate_command(  # noqa: PLR0913 (each is a flag or a group of flags)
     methods, curves = tuple(features.methods), output.json or output.out is not None
     request = EvaluationRequest(labels.split, size, methods, settings, labels.real, labels.classes, curves)
     opened = open_data(source, data.reading(model.model))
-    evaluated = open_model(model.model, options.device, model.heads, model.preprocessing)
+    evaluated = open_model(model.model, options.device, model.heads, model.preprocessing, model.trust_code)
     print_notes(reporter, (*evaluated.notes, *opened.notes))
     with interrupt_message(resumable=bool(features.methods)):
         cache = FeatureCache(features.cache or default_cache_folder())

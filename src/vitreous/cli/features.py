@@ -47,7 +47,7 @@ def features_command(  # noqa: PLR0913 (each is a flag, or a group of them)
     options = batches.inference_options(reporter)
     opened = open_data(source, data.reading(model.model))
     split_name, images = evaluation_split(opened, split)
-    evaluated = open_model(model.model, options.device, model.heads, model.preprocessing)
+    evaluated = open_model(model.model, options.device, model.heads, model.preprocessing, model.trust_code)
     preprocessing = evaluated.preprocessing(size)
     print_notes(reporter, (*evaluated.notes, *opened.notes))
     about = {"data": opened.name, "split": split_name, "classes": list(opened.classes)}

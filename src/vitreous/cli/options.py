@@ -41,6 +41,8 @@ class ModelOptions:
     preprocessing: PreprocessingName = None
     """Preprocessing that the model was trained with, if the checkpoint does not contain it. Default: the usual
     one of its format."""
+    trust_code: Switch = False
+    """If MODEL is a run of a model of your own, import and run its code, from the file that the run names."""
 
 
 @dataclass(frozen=True)

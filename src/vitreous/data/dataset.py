@@ -13,7 +13,10 @@ from torch import Tensor
 
 
 class Source(ABC):
-    """A map from an index to an image and its label. It can be pickled; copies in worker processes reopen files."""
+    """The images of one split: a map from an index to an image and its label.
+
+    It can be pickled; copies in worker processes reopen files. `len(source)` is the number of images.
+    """
 
     labels: Tensor  # (N,) int64: a class for each image; or (N, classes) bool: multi-label
 
@@ -71,24 +74,35 @@ class Subset(Source):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set with up to three splits: `train`, `val` (to select models and settings) and `test` (measured once)."""
+    """A data set with up to three splits: `train`, `val` (to select models and settings) and `test` (measured once).
 
-    name: str  # for display: "digits", the name of the folder
-    classes: tuple[str, ...]
+    `vitreous.open_data` returns it.
+
+    >>> data = vitreous.open_data("digits")
+    >>> {split: len(images) for split, images in data.splits.items()}
+    {'train': 1293, 'val': 144, 'test': 360}
+    >>> data.train.image(0).size, data.train.name(0), data.classes[data.train.labels[0]]
+    ((8, 8), 'digits:train[0]', '1')
+    """
+
+    name: str  # name for display: "digits", the name of the folder
+    classes: tuple[str, ...]  # names; labels are indices of them
     channels: int  # 1 if all images are grey, otherwise 3
-    train: Source
-    val: Source | None = None
-    test: Source | None = None
+    train: Source  # images to train on
+    val: Source | None = None  # images to select models and settings
+    test: Source | None = None  # images to measure the result on
     split: str = ""  # origin of the validation split, for display: "val/ of the folder", "10% for validation, ..."
     notes: Sequence[str] = ()  # remarks for the user: ignored files, guessed columns
     held_out: tuple[str, ...] = ()  # the splits that were taken from the training images, since the data has none
 
     @property
     def multi_label(self) -> bool:
+        """Whether an image can have several classes."""
         return self.train.labels.ndim == 2
 
     @property
     def splits(self) -> dict[str, Source]:
+        """The splits that exist, by name."""
         splits: dict[str, Any] = {"train": self.train, "val": self.val, "test": self.test}
         return {name: source for name, source in splits.items() if source is not None}
 

@@ -30,7 +30,7 @@ from vitreous.data.zip_archive import open_zip
 from vitreous.errors import SystemFaultError, VitreousError, brief, format_count, one_line, refuse_url, summarize_names
 from vitreous.utils.file_kinds import refuse_other_kinds
 from vitreous.utils.images import has_frames
-from vitreous.utils.import_path import import_object, is_import_path
+from vitreous.utils.import_path import absolute_import_path, import_object, is_import_path
 from vitreous.utils.regular_files import is_system_fault, open_regular, system_fault
 
 FORMATS = "a folder, .zip, .csv, .tsv, .jsonl, .npz, .tar or .parquet"
@@ -47,17 +47,27 @@ def open_data(
     reading: Reading = Reading(),  # noqa: B008 (it is frozen)
     count_items: CountItems | None = None,
 ) -> DataSet:
-    """Detect the format of DATA, list its images and labels, and hold out a validation split if it has none.
+    """Open a data set: detect its format, list images and labels, and hold out a validation split if it has none.
 
-    `data` is a folder or .zip (of classes, or of splits with classes), a manifest (.csv, .tsv, .jsonl), an .npz of
-    arrays, tar shards or Parquet (a file, a folder of them, or a pattern), a Hugging Face data set (a folder,
-    hf://owner/name, owner/name), or one of the names digits, mnist, fashion-mnist, cifar10, cifar100. Only a few images
-    are decoded, to detect whether all of them are grey.
+    - `data`: a path or name: a folder or .zip (of classes, or of splits with classes), a manifest (.csv, .tsv, .jsonl),
+      an .npz of arrays, tar shards or Parquet (a file, a folder of them, or a pattern), a Hugging Face data set (a
+      folder, hf://owner/name, owner/name), or digits, mnist, fashion-mnist, cifar10 or cifar100.
+      Or a Python object: a map-style dataset of (image, label), a Hugging Face dataset, a pair of arrays (images,
+      labels), a dict of these by split, or a class or function without arguments that returns one. The import path of
+      such a class or function (file.py:name, package.module:name) can be given as text, and so can the name of an entry
+      point in the group vitreous.data
+    - `reading`: columns, splits, classes to use ...: the group `reading` of a `vitreous.TrainConfig`, such as
+      `vitreous.TrainConfig().with_(only_classes=("cat", "dog")).reading`
+    - `count_items`: a function that shows the progress of reading the labels of a Python object
 
-    `data` may also be a Python object: a map-style dataset of (image, label), a Hugging Face dataset, a pair of arrays
-    (images, labels), a dict of these by split, or a class or function without arguments that returns one. The import
-    path of such a class or function (file.py:name, package.module:name) can be given as text, and so can the name of an
-    entry point in the group vitreous.data. `count_items` shows the progress of reading their labels.
+    Returns a `DataSet`. Only a few images are decoded, to detect whether all of them are grey. Data that cannot be read
+    or is not understood raises a `VitreousError`.
+
+    >>> from sklearn.datasets import load_digits
+    >>> digits = load_digits()
+    >>> data = vitreous.open_data(((15 * digits.images).astype("uint8"), digits.target))
+    >>> len(data.classes), len(data.train), data.split
+    (10, 1437, '10% for validation and 10% for test, held out from train, stratified, seed 0')
     """
     if reading.max_pixels < 1:
         raise VitreousError(f"max_pixels = {reading.max_pixels}: must be 1 or more")
@@ -111,8 +121,7 @@ def absolute_data_path(data: str | os.PathLike[str]) -> str:
     if text.startswith(huggingface.SCHEME) or text == "digits":
         return text
     if not path.exists() and is_import_path(text):
-        file, _, name = text.rpartition(":")
-        return f"{Path(file).expanduser().absolute()}:{name}" if file.endswith(".py") else text
+        return absolute_import_path(text)
     if path.exists() or has_magic(text) or "{" in text:
         return str(path.absolute())
     return text

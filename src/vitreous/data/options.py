@@ -32,6 +32,9 @@ class Augmentation:
     """Mixup: alpha of the Beta distribution. 0: off. If CutMix is on too, each is applied to half of the pairs."""
     cutmix: float | None = None
     """CutMix: alpha of the Beta distribution. 0: off."""
+    augment: str | None = None
+    """Augmentation of your own, file.py:NAME: a function or class that takes and returns a batch of images, (B, C, H,
+    W) with values from 0 to 1, after the options above and before mixup and CutMix. Default: none."""
 
 
 @dataclass(frozen=True)

@@ -51,20 +51,23 @@ MAX_LOGITS = 2**28
 class CalibrationReport:
     """The calibration of a model, and how good it is on images that it was not chosen on (cross-validation)."""
 
-    calibration: Calibration
+    calibration: Calibration  # temperature and thresholds, as stored with the model
     accuracy: float | None  # top-1; None for multi-label data
-    before: CalibrationScores
-    after: CalibrationScores  # cross-validated
-    groups: tuple[ThresholdGroup, ...]  # empty without a requested precision
-    rejection: Rejection | None  # cross-validated
-    names: tuple[str, ...]  # of the model's classes
-    left_out: str
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-    unreadable: tuple[str, ...] = ()
-    out: Path = field(default_factory=Path)
+    before: CalibrationScores  # scores without a temperature
+    after: CalibrationScores  # scores with the temperature, cross-validated
+    groups: tuple[
+        ThresholdGroup, ...
+    ]  # classes with a common threshold, and how precise they are; empty without a requested precision
+    rejection: Rejection | None  # how many images are accepted, and how many of those correctly; cross-validated
+    names: tuple[str, ...]  # class names of the model
+    left_out: str  # images that were not used, and why
+    warnings: tuple[str, ...]  # reasons to distrust the calibration
+    notes: tuple[str, ...]  # other remarks
+    unreadable: tuple[str, ...] = ()  # errors of images that could not be read
+    out: Path = field(default_factory=Path)  # the file that was written
 
     def to_json(self) -> dict[str, Any]:
+        """Return values for `json.dumps`."""
         record = {name: value for name, value in self.calibration.to_json().items() if name != "digests"}
         images = self.calibration.images
         return {
@@ -109,22 +112,34 @@ def calibrate(  # noqa: PLR0913 (keyword arguments, the same as the command's fl
     options: InferenceOptions | None = None,
     bar: ProgressBar = no_progress_bar,
 ) -> CalibrationReport:
-    """Fit the temperature of a model on images that it was not trained on, and write it with this calibration to `out`.
+    """Fit a temperature, so that the probabilities of a model agree with its accuracy, and write it with the model.
 
-    `precision`: also choose thresholds, so that accepted predictions reach this precision with this `confidence`; with
-    `confidence=0`, on the calibration images only, without a guarantee. `classes`: a file that maps the data's classes
-    to the model's. The weights in `out`, a native .safetensors file, are bit-identical.
+    On request, thresholds are chosen too, below which predictions are rejected.
+
+    - `model`: a checkpoint or run, as in `vitreous.load`
+    - `data`: a path or name, as in `vitreous.open_data`. Images that the model was trained on are left out
+    - `out`: the .safetensors file to write. Its weights are bit-identical to those of `model`
+    - `precision`: also choose thresholds, so that accepted predictions reach this precision
+    - `confidence`: with which it is reached; 0: on the calibration images only, without a guarantee
+    - `split`: train, val, test or all; default: the val split that the data has; else the one that the model's run held
+      out, if the data has a test split; else the test split; else all images
+    - `classes`: a file that maps the classes of the data to those of the model
+    - `overwrite`: replace an existing `out`
+    - `heads`, `preprocessing`: as in `vitreous.load`
+    - `reading`: as in `vitreous.open_data`; default: that of the model's run
+    - `options`: an `InferenceOptions`: device, batch size, workers, precision
+    - `bar`: a function that shows the progress
+
+    Returns a `CalibrationReport`. Too few images, or a precision that is not reached, raise a `VitreousError`.
+
+    >>> outcome = vitreous.train("digits", out="run", duration="20 steps", quiet=True)
+    >>> report = vitreous.calibrate("run", "digits", "calibrated.safetensors")
+    >>> report.calibration.images, report.calibration.split
+    (144, 'val')
+    >>> vitreous.load("calibrated.safetensors").calibration == report.calibration
+    True
     """
-    if precision is not None:
-        check_precision(precision, confidence)
-    elif confidence != DEFAULT_CONFIDENCE:
-        raise VitreousError(f"confidence = {brief(confidence)} has no effect without a precision (--precision)")
-    target = Path(out)
-    if target.suffix != ".safetensors":
-        raise VitreousError(f"{target}: expected a name that ends in .safetensors")
-    check_output(target, overwrite)
-    if os.fsdecode(model).startswith(RANDOM_PREFIX):
-        raise VitreousError(f"{os.fsdecode(model)}: random weights cannot be calibrated")
+    target = _check_arguments(model, Path(out), precision, confidence, overwrite)
     options = options or InferenceOptions()
     opened = open_data(data, reading or RunReading(**run_split_options(model)))
     evaluated = open_model(model, options.device, heads, preprocessing)
@@ -141,6 +156,22 @@ def calibrate(  # noqa: PLR0913 (keyword arguments, the same as the command's fl
     )
     changes = {"notes": (*report.notes, *notes), "unreadable": unreadable, "out": target}
     return CalibrationReport(**{**vars(report), **changes})
+
+
+def _check_arguments(
+    model: str | os.PathLike[str], target: Path, precision: float | None, confidence: float, overwrite: bool
+) -> Path:
+    """Raise an error for arguments that cannot be used, before anything is read. Returns the file to write."""
+    if precision is not None:
+        check_precision(precision, confidence)
+    elif confidence != DEFAULT_CONFIDENCE:
+        raise VitreousError(f"confidence = {brief(confidence)} has no effect without a precision (--precision)")
+    if target.suffix != ".safetensors":
+        raise VitreousError(f"{target}: expected a name that ends in .safetensors")
+    check_output(target, overwrite)
+    if os.fsdecode(model).startswith(RANDOM_PREFIX):
+        raise VitreousError(f"{os.fsdecode(model)}: random weights cannot be calibrated")
+    return target
 
 
 @default_modes()

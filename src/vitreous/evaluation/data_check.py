@@ -104,25 +104,27 @@ class CheckedImages:
 class DataCheck:
     """The findings. Images are numbers of `images`; suspects and outliers are in decreasing order of their scores."""
 
-    images: CheckedImages
-    model: str
-    suspects: tuple[LabelSuspect, ...]
+    images: CheckedImages  # all images: `images.name(number)`, `images.label(number)`, `images.split_of(number)`
+    model: str  # name of the model that computed the features
+    suspects: tuple[LabelSuspect, ...]  # labels that are probably wrong
     error_rate: float | None  # estimated share of wrong labels; None: labels were not checked
-    copies: tuple[CopyGroup, ...]
-    odd: tuple[OddImage, ...]
-    separation: ClassSeparation | None
-    curve: LearningCurve | None
-    accuracy: float | None  # of the out-of-fold predictions
+    copies: tuple[CopyGroup, ...]  # identical images, and resized, re-encoded, mirrored or slightly cropped ones
+    odd: tuple[OddImage, ...]  # outliers, and tiny, blank and unreadable images
+    separation: ClassSeparation | None  # classes that the model cannot tell apart; None: labels were not checked
+    curve: LearningCurve | None  # accuracy by number of training images; None: labels were not checked
+    accuracy: float | None  # accuracy of the predictions that the labels are compared with (out-of-fold)
     judged: int  # images whose labels were checked
     method: tuple[str, ...]  # one sentence for each part
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
+    warnings: tuple[str, ...]  # reasons to distrust the findings
+    notes: tuple[str, ...]  # other remarks
 
     @property
     def leaks(self) -> tuple[CopyGroup, ...]:
+        """Copies that are in several splits."""
         return tuple(group for group in self.copies if len(group.splits) > 1)
 
     def odd_of(self, kind: OddKind) -> tuple[OddImage, ...]:
+        """The odd images of one kind: outlier, tiny, blank or unreadable."""
         return tuple(image for image in self.odd if image.kind == kind)
 
 

@@ -20,8 +20,7 @@ from vitreous.evaluation.metrics import Result, Scores
 from vitreous.evaluation.progress_bar import Tick
 from vitreous.evaluation.real_labels import RealResult, RealScores
 from vitreous.models.calibration import Calibration
-from vitreous.models.resnet import BiT
-from vitreous.models.vit import VisionTransformer
+from vitreous.models.custom import AnyModel
 from vitreous.preprocessing import Preprocessing
 from vitreous.utils.torch_settings import default_modes
 from vitreous.weights.model_info import preprocessing_of
@@ -124,7 +123,7 @@ class _ObserverList:
 
 
 def applicable_calibration(
-    model: VisionTransformer | BiT, preprocessing: Preprocessing, sigmoid: bool
+    model: AnyModel, preprocessing: Preprocessing, sigmoid: bool
 ) -> tuple[Calibration | None, str]:
     """Return the model's calibration, or None and the reason why it does not hold for these probabilities."""
     if model.calibration is None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from vitreous.errors import VitreousError
-from vitreous.evaluation.training_images import SeenImages, describe_selection, training_images_of
+from vitreous.evaluation.training_images import SeenImages, describe_selection, training_images_of, user_model_of
 from vitreous.models import zoo
+from vitreous.models.custom import CustomModel
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing, default_preprocessing
@@ -29,7 +30,7 @@ RANDOM_PREFIX = "random:"
 @dataclass(frozen=True)
 class EvaluatedModel:
     name: str
-    model: VisionTransformer | BiT
+    model: VisionTransformer | BiT | CustomModel
     notes: tuple[str, ...] = ()
     seen: SeenImages | None = None  # the images of its training run, if known
     selection: str = "random: the model was not trained"  # how its weights were selected
@@ -39,6 +40,13 @@ class EvaluatedModel:
     def digest(self) -> str:
         """The content hash of the weights."""
         return content_hash(self.model)
+
+    @property
+    def built_in_model(self) -> VisionTransformer | BiT:
+        """The model, which must not be one of the user's own."""
+        if isinstance(self.model, CustomModel):
+            raise VitreousError(f"{self.name} is a model of your own: only a ViT or BiT of Vitreous can be used here")
+        return self.model
 
     def preprocessing(self, size: int | tuple[int, int] | None = None) -> Preprocessing:
         """Return the model's preprocessing, for another image size if one is given. Raise an error if the patch size
@@ -60,9 +68,17 @@ def open_model(
     device: torch.device | str = "cpu",
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
+    trust_code: bool = False,
 ) -> EvaluatedModel:
-    """Open anything that `load` accepts, or `random:NAME`: a model of the zoo with random weights from a fixed seed."""
+    """Open anything that `load` accepts, or `random:NAME`: a model of the zoo with random weights from a fixed seed.
+
+    `trust_code`: import and run the user's code that a run directory names, if its model is one of the user's own.
+    """
     text = os.fsdecode(source)
+    if trust_code and (code := user_model_of(source)) is not None:
+        custom = load(source, model=code, device=device)
+        seen, selection = training_images_of(source), describe_selection(source)
+        return EvaluatedModel(display_name(text), custom, (), seen, selection, seen is None)
     if not text.startswith(RANDOM_PREFIX):
         model = load(source, heads=heads, device=device, preprocessing=preprocessing)
         notes = tuple(model.report.notes) if model.report else ()

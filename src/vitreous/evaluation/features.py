@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitreous.data.loading import EvalLoader
 from vitreous.errors import VitreousError
-from vitreous.models.resnet import BiT
+from vitreous.models.custom import AnyModel
 from vitreous.models.vit import VisionTransformer
 
 HEAD = -1  # the layer number of the representation before the head
@@ -15,7 +15,7 @@ HEAD = -1  # the layer number of the representation before the head
 
 @torch.no_grad()
 def extract_features(
-    model: VisionTransformer | BiT,
+    model: AnyModel,
     loader: EvalLoader,
     tick: Callable[[int], None] = lambda images: None,
     layer: int = HEAD,
@@ -40,9 +40,7 @@ def extract_features(
 
 
 @torch.inference_mode()
-def feature_batches(
-    model: VisionTransformer | BiT, loader: EvalLoader, layer: int = HEAD
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def feature_batches(model: AnyModel, loader: EvalLoader, layer: int = HEAD) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield features, labels and image indices, batch by batch, on the model's device.
 
     `layer` is the index of a block of a ViT. Its output tokens are pooled as the model pools its last ones (a mean of
@@ -56,11 +54,11 @@ def feature_batches(
         yield features(normalise(pixels.to(parameter.device)).to(parameter.dtype)).float(), truths, indices
 
 
-def check_layer(model: VisionTransformer | BiT, layer: int) -> None:
+def check_layer(model: AnyModel, layer: int) -> None:
     """Raise an error if the model does not have this block, or no single vector per image there."""
-    if isinstance(model, BiT):
+    if not isinstance(model, VisionTransformer):
         if layer != HEAD:
-            raise VitreousError(f"layer = {layer}: this is a BiT; only the features before its head (-1) are available")
+            raise VitreousError(f"layer = {layer}: not a ViT; only the features before the head (-1) are available")
         return
     if not HEAD <= layer < model.config.depth:
         raise VitreousError(
@@ -70,9 +68,9 @@ def check_layer(model: VisionTransformer | BiT, layer: int) -> None:
         raise VitreousError("the model has features for every token, not for the image (pool='none')")
 
 
-def _feature_function(model: VisionTransformer | BiT, layer: int) -> Callable[[Tensor], Tensor]:
+def _feature_function(model: AnyModel, layer: int) -> Callable[[Tensor], Tensor]:
     check_layer(model, layer)
-    if layer == HEAD or isinstance(model, BiT):
+    if layer == HEAD or not isinstance(model, VisionTransformer):
         return model.features
 
     def pooled_tokens(images: Tensor) -> Tensor:

@@ -16,18 +16,19 @@ from vitreous.data.scan import ScanResult
 from vitreous.data.transforms import EvalTransform
 from vitreous.errors import VitreousError
 from vitreous.fast.accelerate import Precision, accelerate_if_faster
-from vitreous.models.resnet import BiT
-from vitreous.models.vit import VisionTransformer
+from vitreous.models.custom import AnyModel
 from vitreous.preprocessing import Preprocessing
 from vitreous.utils.limits import MAX_WORKERS, check_count
 
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    batch_size: int = 64
+    """How a model is run on many images."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # device of the model
+    batch_size: int = 64  # images per forward pass
     workers: int | None = None  # decoding processes; None: chosen from the data and the number of CPU cores
-    precision: Precision = "fp32"
+    precision: Precision = "fp32"  # as in `vitreous.accelerate`
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
@@ -41,13 +42,13 @@ class InferenceOptions:
             source, ScanResult({}), prepare, self.batch_size, self._workers(source), self.device, unreadable=unreadable
         )
 
-    def logits_function(self, model: VisionTransformer | BiT) -> Callable[[Tensor], Tensor]:
+    def logits_function(self, model: AnyModel) -> Callable[[Tensor], Tensor]:
         """Return the fastest function from images to the model's logits in this precision."""
         if self.precision == "bf16" and self.device.type == "cpu":
             return self._autocast_function(model.eval())
         return accelerate_if_faster(model, self.precision)
 
-    def _autocast_function(self, model: VisionTransformer | BiT) -> Callable[[Tensor], Tensor]:
+    def _autocast_function(self, model: AnyModel) -> Callable[[Tensor], Tensor]:
         def call(images: Tensor) -> Tensor:
             with self.autocast():
                 logits: Tensor = model(images)

@@ -25,13 +25,13 @@ PART = 2.0**-30  # confidences are summed as integer multiples of this, so that 
 class ClassScore:
     """The metrics of one class. None where the denominator is zero."""
 
-    index: int
-    images: int  # of this class
-    right: int  # of those, correctly predicted; multi-label: with a probability above 0.5
-    recall: float | None
-    precision: float | None
-    f1: float | None
-    average_precision: float | None = None  # multi-label only
+    index: int  # number of the class, from 0
+    images: int  # number of images of this class
+    right: int  # how many of those are correctly predicted; multi-label: with a probability above 0.5
+    recall: float | None  # share of the images of this class that are correctly predicted
+    precision: float | None  # share of the predictions of this class that are correct
+    f1: float | None  # harmonic mean of recall and precision
+    average_precision: float | None = None  # area under the precision-recall curve; multi-label only
 
     @property
     def positives(self) -> int:
@@ -43,13 +43,13 @@ class ClassScore:
 class Result:
     """The metrics of a model on some images. All shares are in 0..1."""
 
-    images: int
-    loss: float
-    top1: float | None
+    images: int  # number of images
+    loss: float  # mean cross-entropy; binary cross-entropy for multi-label data
+    top1: float | None  # accuracy; None for multi-label data
     top5: float | None  # None for fewer than six classes
     balanced: float | None  # balanced accuracy: mean recall of the classes that occur
-    map: float | None  # multi-label only: mean average precision of the classes that occur
-    per_class: tuple[ClassScore, ...]
+    map: float | None  # mean average precision of the classes that occur; multi-label only
+    per_class: tuple[ClassScore, ...]  # metrics of each class
     confusion: tuple[tuple[int, ...], ...] | None  # row: truth, column: prediction; None for multi-label data
     invalid: int = 0  # images with NaN logits; they count as wrong, and not as a prediction of any class
     calibration: float | None = None  # expected calibration error
@@ -60,6 +60,7 @@ class Result:
         return None if self.top1 is None else wilson_interval(self.top1, self.images)
 
     def summary(self) -> dict[str, float]:
+        """Return loss, top1, top5, balanced and map, without those that are None."""
         numbers = {name: getattr(self, name) for name in ("loss", "top1", "top5", "balanced", "map")}
         return {name: value for name, value in numbers.items() if value is not None}
 

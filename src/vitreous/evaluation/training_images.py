@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitreous.data.digests import UNREADABLE
 from vitreous.errors import VitreousError
+from vitreous.utils.import_path import is_import_path
 from vitreous.utils.json_files import read_json
 from vitreous.weights.containers import write_tensors
 from vitreous.weights.model_info import tensors_digest
@@ -122,6 +123,13 @@ def training_images_of(model: str | os.PathLike[str]) -> SeenImages | None:
         return seen
     stopped_early = _read_config(folder).get("patience") is not None
     return seen if stopped_early else replace(seen, val=seen.val[:0])
+
+
+def user_model_of(model: str | os.PathLike[str]) -> str | None:
+    """Return the import path of the user's own model that a run has trained. None: no run, or another model."""
+    folder = run_directory_of(model)
+    code = None if folder is None else _read_config(folder).get("model")
+    return code if isinstance(code, str) and is_import_path(code) else None
 
 
 def run_split_options(model: str | os.PathLike[str]) -> dict[str, Any]:

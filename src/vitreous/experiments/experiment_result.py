@@ -26,18 +26,20 @@ FORMAT = "vitreous experiment"
 class ExperimentResult:
     """The result of `vitreous.reproduce`. Table, figure and verdict are computed from the records of the cells."""
 
-    name: str
-    experiment: Experiment
-    records: CellRecords
+    name: str  # name of the experiment
+    experiment: Experiment  # declaration of the experiment: title, conclusion of the paper ...
+    records: CellRecords  # settings and results of its cells
     description: Mapping[str, Any]  # date, command, hardware, data, seeds
-    folder: Path | None = None  # where it was written
+    folder: Path | None = None  # folder that it was written to
 
     @property
     def table(self) -> ResultTable:
+        """The table; `table.markdown()` returns it as text."""
         return self.experiment.table(self.records)
 
     @property
     def verdict(self) -> Verdict:
+        """Whether the paper's conclusion holds here: `answer` and `text`."""
         return self.experiment.verdict(self.records)
 
     def paragraph(self) -> str:
@@ -89,9 +91,11 @@ class ExperimentResult:
         return "\n".join(lines) + "\n"
 
     def experiment_has_figure(self) -> bool:
+        """Return whether the experiment draws a figure."""
         return type(self.experiment).draw is not Experiment.draw
 
     def to_json(self) -> dict[str, Any]:
+        """Return the content of result.json."""
         return {
             "format": FORMAT,
             "experiment": self.name,

@@ -55,14 +55,22 @@ class PlannedExperiment:
 
 
 def reproduce(name: str, *, quiet: bool = False, **fields: Any) -> ExperimentResult:
-    """Run an experiment of the ViT paper: `reproduce("table8", data="photos", scale="small")`.
+    """Run an experiment of the ViT paper, and write its table, its figure and a verdict on the paper's conclusion.
 
-    `name`: a name of `vitreous reproduce`, or file.py:NAME for an experiment of your own. `fields` are fields of
-    ReproduceOptions, with the names of the command-line flags: data, transfer, scale, seeds, out, model, jobs, device,
-    overwrite. `quiet`: print nothing.
+    - `name`: a name of `vitreous reproduce`, such as "table8", or file.py:NAME for an experiment of your own
+    - `quiet`: print nothing
+    - `fields`: fields of `ReproduceOptions`, with the names of the command-line flags: data, transfer, scale, seeds,
+      out, model, jobs, device, overwrite
 
-    Results of cells are stored in OUT/cells; a call with the same arguments runs only those that are missing. Table,
-    figure and result.json are written to OUT/NAME-SCALE.
+    Results of cells (training runs and measurements) are stored in OUT/cells; a call with the same arguments runs only
+    those that are missing. Table, figure and result.json are written to OUT/NAME-SCALE.
+
+    Returns an `ExperimentResult`. An unknown name or field, and an earlier result in the same folder with other data or
+    settings, raise a `VitreousError`.
+
+    >>> result = vitreous.reproduce("axial", quiet=True)  # scale tiny: a few seconds, too small for conclusions
+    >>> result.verdict.answer, len(result.records), result.folder.name
+    ('undecided', 6, 'axial-tiny')
     """
     known = {field.name: field.type for field in dataclass_fields(ReproduceOptions)}
     for field, value in fields.items():

@@ -37,8 +37,8 @@ class Accelerated:
     `model.preprocessing`. Other dtypes raise the same error as the model.
     """
 
-    run: Callable[[Tensor], Tensor]
-    precision: Precision
+    run: Callable[[Tensor], Tensor]  # function from images to logits
+    precision: Precision  # fp32, bf16 or fp8
     path: str  # the chosen path, and for the plain path the reason
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -48,13 +48,23 @@ class Accelerated:
 
 
 def accelerate(model: nn.Module, precision: Precision = "fp32") -> Accelerated:
-    """Copy a model and return a function that runs the copy by the fastest path for its device.
+    """Copy a model for inference, and return a function that runs the copy by the fastest path for its device.
 
-    Only `precision` changes results. fp32: the results of the model, to rounding. bf16: weights and activations in
-    bf16. fp8: the large matmuls of all but the first blocks in e4m3, on GPUs that support it.
+    - `model`: a `VisionTransformer` or `BiT`, on the CPU or a GPU. If it was modified after it was built (hooks,
+      replaced or wrapped modules, adapters, parametrizations), the copy is run by its own code, and `path` gives the
+      reason. Later changes of the model do not affect the copy
+    - `precision`: fp32: the results of the model, to rounding. bf16: weights and activations in bf16. fp8: the large
+      matmuls of all but the first blocks in e4m3, on GPUs that support it
 
-    A model that was modified after it was built (hooks, replaced or wrapped modules, adapters, parametrizations) is
-    copied and run by its own code, and `path` gives the reason. Later changes of the model do not affect the copy.
+    Returns an `Accelerated`: call it with images to get logits. A precision that the device or the model does not
+    support raises a `VitreousError`.
+
+    >>> from sklearn.datasets import load_sample_image
+    >>> model = vitreous.load("vitreous-mini")
+    >>> fast = vitreous.accelerate(model)
+    >>> images = model.preprocessing([load_sample_image("china.jpg")])
+    >>> bool((fast(images) - model(images)).abs().max() < 1e-3)
+    True
     """
     if precision not in get_args(Precision):
         raise VitreousError(f"precision = {brief(precision)}: expected {', '.join(get_args(Precision))}")

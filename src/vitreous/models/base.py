@@ -45,13 +45,13 @@ AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
 class Model(nn.Module):
     """A ViT or a BiT. `model(images)` returns logits, `model.features(images)` the input of the head."""
 
-    config: ModelConfig
-    head: nn.Module
-    pre_logits: nn.Module | None
+    config: ModelConfig  # architecture
+    head: nn.Module  # a linear layer; the identity for num_classes=0
+    pre_logits: nn.Module | None  # hidden layer before the head; None: there is none
     checkpoint_activations: bool = False  # recompute activations in the backward pass: less memory, same gradients
 
     # Stored in the checkpoint together with the weights:
-    preprocessing: Preprocessing | None = None
+    preprocessing: Preprocessing | None = None  # how images become the input of these weights; None: not known
     labels: tuple[str, ...] | None = None  # class names
     multi_label: bool = False  # several classes per image: probabilities are sigmoids, not a softmax
     calibration: Calibration | None = None  # temperature of the probabilities, and thresholds: `vitreous.calibrate`
@@ -65,6 +65,10 @@ class Model(nn.Module):
         The config is updated; the class names and the calibration are removed. The pre-logits layer
         (`representation_size`) is removed with the old head, as in `vitreous.load(..., num_classes=K)`. Returns the
         model.
+
+        >>> model = vitreous.load("vitreous-mini").reset_head(7)
+        >>> model.head
+        Linear(in_features=192, out_features=7, bias=True)
         """
         config = with_classes(self.config, num_classes)
         like = self.head.weight if isinstance(self.head, nn.Linear) else list(self.parameters())[-1]

@@ -22,14 +22,14 @@ class Calibration:
     A prediction of class k is accepted if its probability is at least `thresholds[k]`; None: it is always rejected.
     """
 
-    temperature: float
-    images: int  # that temperature and thresholds were chosen on
+    temperature: float  # logits are divided by it
+    images: int  # number of images that temperature and thresholds were chosen on
     data: str  # name of their data set
-    split: str  # of these images
-    digests: str  # of these images: 64-bit integers, little-endian, in base64
+    split: str  # split of these images
+    digests: str  # digests of these images: 64-bit integers, little-endian, in base64
     precision: float | None = None  # requested precision of accepted predictions; None: there are no thresholds
-    confidence: float | None = None  # that the precision is reached; 0: not guaranteed, measured on the images
-    thresholds: tuple[float | None, ...] | None = None  # per class of the model
+    confidence: float | None = None  # confidence in that precision; 0: not guaranteed, measured on the images
+    thresholds: tuple[float | None, ...] | None = None  # lowest accepted probability of each class
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, MIN_TEMPERATURE, MAX_TEMPERATURE)
@@ -64,6 +64,7 @@ class Calibration:
             raise VitreousError(f"calibration: {len(self.thresholds)} thresholds for {num_classes} classes")
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as values for `json.dumps`."""
         return asdict(self)
 
     @classmethod

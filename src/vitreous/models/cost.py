@@ -26,6 +26,8 @@ from vitreous.utils.sizes import Size, pair
 
 @dataclass(frozen=True)
 class Flops:
+    """FLOPs of one forward pass of one image, by part of the model."""
+
     backbone: int  # convolutions of a hybrid or a BiT
     patches: int  # the projection E of equation 1
     attention: int  # equation 2
@@ -34,14 +36,24 @@ class Flops:
 
     @property
     def total(self) -> int:
+        """Sum of all parts."""
         return self.backbone + self.patches + self.attention + self.mlp + self.head
 
 
 @dataclass(frozen=True)
 class Cost:
-    config: ViTConfig | BiTConfig
-    size: tuple[int, int]
-    flops: Flops
+    """What a model costs for images of one size: the result of `vitreous.cost`.
+
+    >>> cost = vitreous.cost("B/16", 384)
+    >>> cost.grid, cost.tokens, cost.pairs
+    ((24, 24), 576, 165600)
+    >>> f"{cost.training_flops / 1e9:.1f} GFLOPs, {cost.activation_bytes / 2**20:.0f} MiB per image in training"
+    '332.9 GFLOPs, 330 MiB per image in training'
+    """
+
+    config: ViTConfig | BiTConfig  # config of the model
+    size: tuple[int, int]  # (height, width) of the images
+    flops: Flops  # FLOPs of a forward pass of one image, by part of the model; `flops.total`: all parts
     grid: tuple[int, int]  # (rows, cols) of patches; for BiT, of the last feature map
 
     @property
@@ -83,8 +95,18 @@ class Cost:
 
 
 def cost(model: VisionTransformer | BiT | ViTConfig | BiTConfig | str, size: Size | None = None) -> Cost:
-    """Return the cost of a model, config or model name for images of `size` (default: the model's own). A model must
-    agree with its config; hooks and compiled modules are allowed and not counted."""
+    """Count the parameters, FLOPs and activation memory of a model, without running it.
+
+    - `model`: a model, a config, or a model name. A model must agree with its config; hooks and compiled modules are
+      allowed and not counted
+    - `size`: of the images in pixels, one number or (height, width); default: that of the config
+
+    Returns a `Cost`. FLOPs are 2 per multiply-add. A modified model raises a `VitreousError`.
+
+    >>> cost = vitreous.cost("B/16", 384)
+    >>> f"{cost.parameters:,} parameters, {cost.flops.total / 1e9:.1f} GFLOPs per image"
+    '86,567,656 parameters, 111.0 GFLOPs per image'
+    """
     if isinstance(model, str):
         model = named_config(model)
     config = model if isinstance(model, ViTConfig | BiTConfig) else _config_of(model)

@@ -29,15 +29,21 @@ BLOCKS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """A ResNet without its head: a stem and up to four stages. `blocks=()`: the stem only."""
+    """Architecture of a ResNet without a head, the backbone of hybrids: a stem and up to four stages.
 
-    blocks: tuple[int, ...] = BLOCKS[50]  # bottleneck units per stage
-    width_factor: float = 1.0  # 1: the stem has 64 channels
-    activation: Literal["pre", "post"] = "pre"
+    >>> backbone = vitreous.ResNetConfig(blocks=(3, 4, 9), activation="post")
+    >>> backbone.out_width, backbone.grid_at((224, 224))
+    (1024, (14, 14))
+    >>> hybrid = vitreous.create("B/16", backbone=backbone, patch_size=1, device="meta")  # the same as "R50+B/16"
+    """
+
+    blocks: tuple[int, ...] = BLOCKS[50]  # bottleneck units per stage; (): the stem only
+    width_factor: float = 1.0  # width of all layers; 1: the stem has 64 channels
+    activation: Literal["pre", "post"] = "pre"  # pre: ResNet-v2, as in BiT. post: ResNet-v1, as in the hybrids
     stem: Literal["imagenet", "small"] = "imagenet"  # 7x7, stride 2, max-pooling; or 3x3, stride 1, for images < 96 px
-    # Padding of the max-pooling in a pre-activation stem: none (big_vision), or zeros, which exceed negative values
-    # (the original BiT code, timm). After a ReLU both are equal.
     pool_border: Literal["nothing", "zeros"] = "nothing"
+    """Padding of the max-pooling in a pre-activation stem: none (big_vision), or zeros, which exceed negative values
+    (the original BiT code, timm). After a ReLU both are equal."""
 
     def __post_init__(self) -> None:
         if isinstance(self.blocks, list):
@@ -56,6 +62,7 @@ class ResNetConfig:
 
     @property
     def stem_width(self) -> int:
+        """Channels of the stem."""
         return int(64 * self.width_factor)
 
     @property
@@ -75,11 +82,16 @@ class ResNetConfig:
 
 @dataclass(frozen=True)
 class BiTConfig(ResNetConfig):
-    """A ResNet with a head. It accepts images of any size; `image_size` is the size it was made for."""
+    """Architecture of a `BiT`: a ResNet with a head. The default is BiT-R50x1.
 
-    image_size: Size = 224
-    channels: int = 3
-    num_classes: int = 1000  # 0: no head, the model returns features
+    >>> config = vitreous.BiTConfig(blocks=(3, 4, 6, 3), num_classes=10)
+    >>> config.head_width, config.grid_at((224, 224))
+    (2048, (7, 7))
+    """
+
+    image_size: Size = 224  # size that the model is made for; it accepts others
+    channels: int = 3  # channels of the images
+    num_classes: int = 1000  # number of outputs; 0: no head, the model returns features
     head_bias: float = 0.0  # initial bias of the head; its weights start at zero
 
     def __post_init__(self) -> None:
@@ -237,9 +249,20 @@ class ResNet(nn.Module):
 
 
 class BiT(Model):
-    """`model(images)` returns logits, `features` the pooled feature map, `intermediates` the maps of the stages."""
+    """A BiT: a ResNet with group normalisation and weight-standardised convolutions. `model(images)` returns logits.
 
-    config: BiTConfig
+    `vitreous.create` and `vitreous.load` return it; `BiT(config)` builds one of a `BiTConfig`.
+
+    >>> import torch
+    >>> model = vitreous.create("BiT-R26x1", num_classes=10, width_factor=0.5)
+    >>> images = torch.randn(2, 3, 64, 96)  # any size
+    >>> model(images).shape
+    torch.Size([2, 10])
+    >>> [tuple(maps.shape) for maps in model.intermediates(images, [0, -1])]
+    [(2, 128, 16, 24), (2, 1024, 2, 3)]
+    """
+
+    config: BiTConfig  # architecture
 
     def __init__(self, config: BiTConfig):
         super().__init__()
@@ -249,17 +272,20 @@ class BiT(Model):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialise the weights as the official code does."""
         if self.backbone.stem.conv.weight.is_meta:
             return
         self.backbone.reset_parameters()
         reset_head_(self.head, self.config.head_bias)
 
     def features(self, images: Tensor) -> Tensor:
+        """The input of the head: the mean of the last feature map, (B, D)."""
         check_images(images, self.config.channels, weight=self.backbone.stem.conv.weight)
         x: Tensor = self.backbone(images, self.checkpoint_activations)
         return x.mean((2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, C, H, W); without a head, the features."""
         logits: Tensor = self.head(self.features(images))
         return logits
 

@@ -36,44 +36,52 @@ LIMITS = {"depth": 10_000, "width": 2**20, "mlp_dim": 2**22, "registers": 2**20,
 class ViTConfig:
     """Architecture of a ViT. The default is B/16 at 224 px.
 
-    Fields that are AUTO (None) get their value when the config is made. `dataclasses.replace` keeps that value unless
-    it is given None again. `representation_size`, `layer_scale` and `backbone` may stay None.
+    Fields whose default is AUTO (None) get their value when the config is made. `dataclasses.replace` keeps that value
+    unless it is given None again. `representation_size`, `layer_scale` and `backbone` may stay None.
+
+    >>> config = vitreous.ViTConfig(image_size=96, patch_size=8, width=192, depth=7, heads=3, pool="gap")
+    >>> config.grid, config.mlp_dim, config.class_token
+    ((12, 12), 768, False)
     """
 
     image_size: Size = 224  # size of the position embeddings; the model accepts other sizes
-    patch_size: Size = 16  # in pixels, or in cells of the backbone's feature map
-    channels: int = 3
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    mlp_dim: int = AUTO  # 4 x width. With swiglu: the dimension after gating
+    patch_size: Size = 16  # size of patches in pixels, or in cells of the backbone's feature map
+    channels: int = 3  # channels of the images
+    width: int = 768  # dimension of the tokens, D in the paper
+    depth: int = 12  # number of blocks, L in the paper
+    heads: int = 12  # number of attention heads in each block; must divide the width
+    mlp_dim: int = AUTO  # hidden dimension of the MLP; default: 4 x width. With swiglu: the dimension after gating
 
-    pool: Literal["token", "gap", "map", "none"] = "token"  # map: attention pooling; none: return all tokens
-    class_token: bool = AUTO  # True if pool="token"
+    pool: Literal["token", "gap", "map", "none"] = "token"  # gap: mean; map: attention pooling; none: return all tokens
+    class_token: bool = AUTO  # whether there is a class token; default: if pool="token"
     registers: int = 0  # learned tokens without a position, after the class token
-    final_norm: Literal["before-pool", "after-pool"] = "before-pool"
+    final_norm: Literal["before-pool", "after-pool"] = "before-pool"  # where the last LayerNorm is
     representation_size: int | None = None  # pre-logits: linear + tanh before the head, for pre-training
-    num_classes: int = 1000  # 0: no head, the model returns features
+    num_classes: int = 1000  # number of outputs; 0: no head, the model returns features
     head_bias: float = 0.0  # initial bias of the head; its weights start at zero
 
     position: Literal["learned-1d", "learned-2d", "relative", "sincos-1d", "sincos-2d", "none"] = "learned-1d"
-    position_at: Literal["stem", "every-layer", "every-layer-shared"] = AUTO  # stem; every-layer for relative
-    position_slots: Literal["patches", "class", "all"] = AUTO  # tokens with a position: also the class token if it can
+    """Position embedding: learned or fixed (sine-cosine), for each patch (1d) or for rows and columns (2d), or learned
+    for pairs of patches (relative)."""
+    position_at: Literal["stem", "every-layer", "every-layer-shared"] = AUTO
+    """Where positions are added; default: stem, and every-layer for relative."""
+    position_slots: Literal["patches", "class", "all"] = AUTO
+    """Tokens with a position; default: also the class token if it can have one."""
     resample: Policy = "google"  # how learned positions are resampled to another grid
 
     attention: Literal["full", "axial"] = "full"  # axial: even blocks attend within rows, odd blocks within columns
-    mlp: Literal["gelu", "swiglu"] = "gelu"
-    gelu: Literal["tanh", "erf"] = "tanh"  # for mlp="gelu" and pool="map"
-    norm_eps: float = 1e-6
-    qkv_bias: bool = True
-    qk_norm: bool = False  # like qkv_bias and the dropout rates, for the encoder only, not for pool="map"
+    mlp: Literal["gelu", "swiglu"] = "gelu"  # activation, or gated hidden layer, of the MLP in each block
+    gelu: Literal["tanh", "erf"] = "tanh"  # approximate or exact GELU, for mlp="gelu" and pool="map"
+    norm_eps: float = 1e-6  # epsilon of the LayerNorms
+    qkv_bias: bool = True  # biases of queries, keys and values
+    qk_norm: bool = False  # LayerNorm of q and k; like qkv_bias and the dropout rates, not in the pooling of pool="map"
     layer_scale: float | None = None  # initial value; None: no LayerScale
-    dropout: float = 0.0  # on the embeddings, the output of attention, and inside and after the MLP
-    attention_dropout: float = 0.0
+    dropout: float = 0.0  # dropout rate on the embeddings, the output of attention, and inside and after the MLP
+    attention_dropout: float = 0.0  # dropout rate on the attention weights
     stochastic_depth: float = 0.0  # rate of the last block; it grows linearly from 0 at the first block
 
     backbone: ResNetConfig | None = None  # hybrids: patches are cut from its feature map
-    remainder: Literal["error", "crop"] = "error"  # if the patch size does not divide the image
+    remainder: Literal["error", "crop"] = "error"  # if the patch size does not divide the image: an error, or crop it
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -268,9 +276,21 @@ class AttentionPool(nn.Module):
 
 
 class VisionTransformer(Model):
-    """`model(images)` returns logits for images (B, C, H, W) of any size that the patch size divides."""
+    """A Vision Transformer. `model(images)` returns logits.
 
-    config: ViTConfig
+    Images are (B, C, H, W), of any size that the patch size divides. `vitreous.create` and `vitreous.load` return a
+    model; `VisionTransformer(config)` builds one of a `ViTConfig`.
+
+    >>> import torch
+    >>> model = vitreous.load("vitreous-mini")
+    >>> images = torch.randn(2, 3, 96, 128)
+    >>> model(images).shape, model.features(images).shape
+    (torch.Size([2, 20]), torch.Size([2, 192]))
+    >>> model.intermediates(images, [-1])[0].shape, model.attention(images, [0])[0].shape
+    (torch.Size([2, 192, 12, 16]), torch.Size([2, 3, 192, 192]))
+    """
+
+    config: ViTConfig  # architecture
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -392,6 +412,7 @@ class VisionTransformer(Model):
         return self.representation(self.tokens(images)[0])
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, C, H, W); without a head, the features."""
         logits: Tensor = self.head(self.features(images))
         return logits
 

@@ -81,7 +81,15 @@ ZOO = _build()
 
 
 def names(pattern: str = "*") -> list[str]:
-    """Return the model names that match a shell pattern: "R50*", "*/16"."""
+    """Return the names of all models that `vitreous.create` builds and that match a pattern.
+
+    - `pattern`: a shell pattern: `*` stands for any characters, `?` for one; upper and lower case differ
+
+    Returns a list, which is empty if no name matches.
+
+    >>> vitreous.names("R50*")
+    ['R50+B/16', 'R50+L/32']
+    """
     return [name for name in ZOO if fnmatchcase(name, pattern)]
 
 
@@ -119,10 +127,21 @@ def create(
     dtype: torch.dtype | None = None,
     **changes: Any,
 ) -> VisionTransformer | BiT:
-    """Create a model with initial weights: `create("B/16", num_classes=10, image_size=384, pool="gap")`.
+    """Create a model with random initial weights, by its name.
 
-    `num_classes` and `image_size` default to those of the name; `changes` are other fields of its config. With
-    device="meta" no memory is allocated.
+    - `name`: a name of `vitreous.names`, such as "B/16", "R50+B/16" or "BiT-R50x1"
+    - `num_classes`: number of outputs; 0: no head, the model returns features; default: that of the name
+    - `image_size`: in pixels, one number or (height, width); default: that of the name. The model accepts other sizes
+    - `device`, `dtype`: of the weights; with `device="meta"` no memory is allocated
+    - `changes`: other fields of its config (`vitreous.ViTConfig` or `vitreous.BiTConfig`)
+
+    Returns a `VisionTransformer`, or for names that start with "BiT" a `BiT`, in training mode. An unknown name or
+    field raises a `VitreousError` that suggests similar ones.
+
+    >>> import torch
+    >>> model = vitreous.create("Ti/16", num_classes=10, image_size=96, pool="gap")
+    >>> model(torch.randn(2, 3, 96, 96)).shape
+    torch.Size([2, 10])
     """
     given = {"num_classes": num_classes, "image_size": image_size}
     settings = config(name, **{key: value for key, value in given.items() if value is not None}, **changes)

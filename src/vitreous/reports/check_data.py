@@ -40,9 +40,27 @@ def check_data(  # noqa: PLR0913 (each is an option of the command)
 ) -> DataCheck:
     """Check a data set for label errors, copies, outliers and damaged images. No image is changed, moved or deleted.
 
-    `source`: data as in `open_data`. `model`: computes the features; it should not have been trained on these images.
-    `out`: folder for the page (index.html), suspects.csv and check.json; None: nothing is written. `cache`: folder for
-    computed features; default: the user's cache folder.
+    - `source`: a path or name, as in `vitreous.open_data`
+    - `model`: a checkpoint, as in `vitreous.load`. It computes the features, and should not have been trained on these
+      images
+    - `out`: folder for the page (index.html), suspects.csv and check.json; None: nothing is written
+    - `overwrite`: replace an earlier check in `out`
+    - `reading`: columns, splits, classes to use, as in `vitreous.open_data`
+    - `device`: where the model runs: cpu, cuda ...; auto: a GPU if there is one
+    - `batch_size`, `workers`: images per forward pass; processes that decode images (default: chosen from the data)
+    - `cache`: folder for computed features; default: the user's cache folder
+
+    Returns a `DataCheck`. Data or a model that cannot be read, and an existing `out`, raise a `VitreousError`.
+
+    >>> import numpy
+    >>> from sklearn.datasets import load_digits
+    >>> digits = load_digits()
+    >>> images, labels = (15 * digits.images[:40]).astype("uint8"), digits.target[:40]
+    >>> images[7] = images[3]  # a copy with another label
+    >>> numpy.savez("digits.npz", images=images, labels=labels)
+    >>> check = vitreous.check_data("digits.npz")
+    >>> [[check.images.name(i) for i in group.images] for group in check.copies if group.labels_differ]
+    [['digits.npz[3]', 'digits.npz[7]']]
     """
     options = InferenceOptions(pick_device(device) if isinstance(device, str) else device, batch_size, workers)
     folder = None if out is None else Path(out)

@@ -45,14 +45,27 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
 ) -> Path:
-    """Write a page that explains how a model computes its output for one image. Returns the path of the page.
+    """Write a page that follows one image through the equations of the ViT paper, with the numbers of a model.
 
-    `model`: a model, or anything that `load` accepts. `out`: the file, or a folder. `patch` (row, column), `layer` and
-    `head` count from 1, as the page does. Defaults: the patch with the highest contrast, the middle block, and the head
-    whose largest attention weight for this patch is the highest.
+    - `image`: a path, the bytes of a file, a PIL image, an array or a tensor
+    - `model`: a model, or what `vitreous.load` accepts
+    - `out`: the .html file to write, or a folder for it
+    - `overwrite`: replace an existing file
+    - `patch`: row and column of the patch to follow, counted from 1; default: the one with the highest contrast
+    - `layer`: the block to show in detail, counted from 1; default: the middle one
+    - `head`: the attention head to show, counted from 1; default: the one with the largest attention weight for the
+      patch
+    - `size`: input size in pixels, one number or (height, width); default: that of the model
+    - `device`: where a model that is loaded runs: cpu, cuda ...; default: a GPU if there is one
+    - `heads`, `preprocessing`: as in `vitreous.load`, for files that do not contain them
 
-    `device` (default: a GPU if there is one), and `heads` and `preprocessing` for files that do not contain them, are
-    those of `load`. They are refused with a model in memory, which has them.
+    Returns the path of the page. A model without patches (BiT) or an unreadable image raises a `VitreousError`, and so
+    do `device`, `heads` and `preprocessing` together with a model in memory, which has its own.
+
+    >>> from sklearn.datasets import load_sample_image
+    >>> page = vitreous.explain(load_sample_image("flower.jpg"), patch=(6, 7))
+    >>> print(page)
+    explanation.html
     """
     target = page_path(out)
     check_output(target, overwrite)

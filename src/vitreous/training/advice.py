@@ -13,6 +13,7 @@ from vitreous.data.dataset import DataSet
 from vitreous.data.statistics import class_counts
 from vitreous.errors import brief
 from vitreous.evaluation.extremes import Example
+from vitreous.models.custom import CustomConfig
 from vitreous.training.config import Architecture, TrainConfig
 from vitreous.training.defaults import (
     DEFAULT_WEIGHTS,
@@ -203,7 +204,7 @@ def _class_balance(data: DataSet, plan: Plan, outcome: Outcome, start: _Command)
 
 def _higher_resolution(plan: Plan, start: _Command) -> Iterator[Advice]:
     side = min(pair(plan.size))
-    if plan.facts.side < LARGER * side:
+    if plan.facts.side < LARGER * side or isinstance(plan.model, CustomConfig):
         return
     step = size_step(plan.model)
     size = max(step, round(min(LARGER * side, plan.facts.side) / step) * step)

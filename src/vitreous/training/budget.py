@@ -11,20 +11,21 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from vitreous.data.dataset import DataSet
+from vitreous.models import BiT, VisionTransformer
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
-from vitreous.models.zoo import build_model
 from vitreous.training import defaults, durations, lora
 from vitreous.training.config import TrainConfig
-from vitreous.training.defaults import Choice, Facts
+from vitreous.training.defaults import Choice
 from vitreous.training.distributed import World
-from vitreous.training.optim import optimisers
+from vitreous.training.facts import Facts
+from vitreous.training.user_parts import AnyModelConfig, UserParts, build_initial_model, build_run_optimisers
 from vitreous.utils.device import pick_device, pick_precision
 from vitreous.utils.sizes import pair
 
@@ -176,7 +177,7 @@ def estimate_run_time(config: TrainConfig, data: DataSet, facts: Facts, world: W
     precision, _ = pick_precision(config.run.precision, device)
     model_config = defaults.make_model_config(config, facts)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a model draws its initial weights
-        train_image, evaluate_image = _measure(config, model_config, device, precision, micro_batch)
+        train_image, evaluate_image = _measure(config, model_config, device, precision, micro_batch, facts.parts)
     times = torch.tensor([train_image, evaluate_image, facts.decode_seconds], device=device)
     world.all_reduce([times])  # all processes must choose the same number of epochs
     train_image, evaluate_image, decode = (times / world.size).tolist()
@@ -211,14 +212,20 @@ def _search_runs(config: TrainConfig, facts: Facts) -> float:
 
 
 def _measure(
-    config: TrainConfig, model_config: ViTConfig | BiTConfig, device: torch.device, precision: str, micro_batch: int
+    config: TrainConfig,
+    model_config: AnyModelConfig,
+    device: torch.device,
+    precision: str,
+    micro_batch: int,
+    parts: UserParts,
 ) -> tuple[float, float]:
     """Return the seconds per image in training and in evaluation."""
-    model = build_model(model_config).to(device)
-    lora.add_adapters_(model, config.finetuning)
+    model = build_initial_model(model_config, parts, config.run.seed).to(device)
+    if config.finetuning.lora:
+        lora.add_adapters_(cast(VisionTransformer | BiT, model), config.finetuning)
     rates = config.finetuning.lr_candidates
     options = config.optimiser if config.optimiser.lr or not rates else replace(config.optimiser, lr=max(rates))
-    optimisers.build_optimisers(model, options, fused=False)  # freezes parameters
+    build_run_optimisers(model, options, parts, fused=False)  # freezes parameters
     count = min(micro_batch, MEASURED_IMAGES if device.type == "cpu" else 8 * MEASURED_IMAGES)
     images = torch.zeros(count, model_config.channels, *pair(model_config.image_size), device=device)
 

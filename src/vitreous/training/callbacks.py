@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from vitreous.errors import VitreousError, brief, one_line
+from vitreous.models.custom import CustomModel
+from vitreous.utils.import_path import run_user_code
 
 if TYPE_CHECKING:
     from vitreous.training.loop import TrainingLoop
@@ -22,12 +24,15 @@ Metrics = Mapping[str, Mapping[str, float]]  # by weights: raw, and ema if there
 class Callback:
     """Base class of callbacks: override the methods that you need, and pass instances or classes to `vitreous.train`.
 
-    >>> class StopAtStep(Callback):
-    ...     def on_step(self, run):
-    ...         if run.step == 100:
-    ...             run.stop("100 steps are enough")
+    The methods get a `TrainingRun`. With several processes, every process calls its own callbacks.
 
-    With several processes, every process calls its own callbacks.
+    >>> class StopAtStep(vitreous.Callback):
+    ...     def on_step(self, run):
+    ...         if run.step == 3:
+    ...             run.stop("3 steps are enough")
+    >>> outcome = vitreous.train("digits", out="run", duration="100 steps", callbacks=[StopAtStep], quiet=True)
+    >>> outcome.steps
+    3
     """
 
     def on_start(self, run: TrainingRun) -> None:
@@ -55,7 +60,17 @@ class Callback:
 
 
 class TrainingRun:
-    """What a callback sees of a run, and what it can change."""
+    """What a callback sees of a run, and what it can change.
+
+    >>> class HalveRate(vitreous.Callback):
+    ...     def on_step(self, run):
+    ...         print(f"step {run.step} of {run.steps}, learning rate x {run.lr_scale}")
+    ...         run.lr_scale /= 2
+    >>> outcome = vitreous.train("digits", out="run", duration="3 steps", callbacks=[HalveRate], quiet=True)
+    step 1 of 3, learning rate x 1.0
+    step 2 of 3, learning rate x 0.5
+    step 3 of 3, learning rate x 0.25
+    """
 
     def __init__(self, loop: TrainingLoop):
         self._loop = loop
@@ -79,7 +94,8 @@ class TrainingRun:
     def model(self) -> nn.Module:
         """The model in training. Changes of its weights are not recorded: a resumed run repeats them only if the
         callback does."""
-        return self._loop.engine.model
+        model = self._loop.engine.model
+        return model.module if isinstance(model, CustomModel) else model
 
     @property
     def directory(self) -> Path:
@@ -134,7 +150,7 @@ class Callbacks:
             raise VitreousError("callbacks: expected a list of vitreous.Callback")
         created = []
         for one in given:
-            callback = _run_user_code(f"callback {one.__name__}", one) if isinstance(one, type) else one
+            callback = run_user_code(f"callback {one.__name__}", one) if isinstance(one, type) else one
             if not isinstance(callback, Callback):
                 raise VitreousError(f"callbacks: {brief(one)} is not a vitreous.Callback: derive its class from it")
             created.append(callback)
@@ -142,14 +158,14 @@ class Callbacks:
 
     def call(self, method: str, *arguments: Any) -> None:
         for one in self.callbacks:
-            _run_user_code(f"callback {type(one).__name__}.{method}", getattr(one, method), *arguments)
+            run_user_code(f"callback {type(one).__name__}.{method}", getattr(one, method), *arguments)
 
     def state(self) -> list[dict[str, Any]]:
         """The state of each callback, for progress.json."""
         states = []
         for one in self.callbacks:
             name = type(one).__name__
-            values = _run_user_code(f"callback {name}.state_dict", one.state_dict)
+            values = run_user_code(f"callback {name}.state_dict", one.state_dict)
             try:
                 values = json.loads(json.dumps(values, allow_nan=False))
             except (TypeError, ValueError) as error:
@@ -165,14 +181,4 @@ class Callbacks:
                 f" {', '.join(given) or 'none'}; pass the same ones to vitreous.resume(..., callbacks=[...])"
             )
         for one, state in zip(self.callbacks, states, strict=True):
-            _run_user_code(f"callback {type(one).__name__}.load_state_dict", one.load_state_dict, dict(state["state"]))
-
-
-def _run_user_code(what: str, function: Any, *arguments: Any) -> Any:
-    """Call code of the user. Its errors become a VitreousError; the original is its cause."""
-    try:
-        return function(*arguments)
-    except VitreousError:
-        raise
-    except Exception as error:
-        raise VitreousError(f"{what}: {type(error).__name__}: {one_line(error)}") from error
+            run_user_code(f"callback {type(one).__name__}.load_state_dict", one.load_state_dict, dict(state["state"]))

@@ -7,12 +7,13 @@ import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitreous.data.options import Augmentation, Reading
 from vitreous.errors import VitreousError, VitreousWarning, brief
 from vitreous.training.durations import with_unit
 from vitreous.utils.annotations import describe_annotation, matches_annotation
+from vitreous.utils.import_path import is_user_code
 
 Duration = str
 """"30 epochs", "500 steps", "64000 examples", or "5%" of the whole run; see durations.py."""
@@ -34,7 +35,8 @@ class Architecture:
     """Pixel normalisation that those weights were trained with, if their file does not say.
     Default: that of the file, or the usual one of its format."""
     model: str | None = None
-    """Model name: Ti/16, S/16, R50+B/16, BiT-R50x1 ...; `vitreous models` lists all."""
+    """Model name: Ti/16, S/16, R50+B/16, BiT-R50x1 ... (`vitreous models` lists all), or file.py:NAME, a class or
+    function of your own that builds a model."""
     image_size: int | tuple[int, int] | None = None
     """Input size in pixels: one number for a square, two for height and width."""
     patch_size: int | None = None
@@ -82,8 +84,9 @@ class Architecture:
 class Objective:
     """The loss function."""
 
-    loss: Literal["softmax", "sigmoid"] | None = None
-    """softmax: cross-entropy, one label per image. sigmoid: binary cross-entropy per class, one or several labels."""
+    loss: Literal["softmax", "sigmoid"] | str | None = None
+    """softmax: cross-entropy, one label per image. sigmoid: binary cross-entropy per class, one or several labels.
+    file.py:NAME: a function or class of your own."""
     label_smoothing: float | None = None
     """Label smoothing: fraction of every target that is spread evenly over all classes."""
     class_weights: Literal["none", "balanced"] | None = None
@@ -94,8 +97,9 @@ class Objective:
 class Optimiser:
     """The optimiser."""
 
-    optimiser: Literal["adamw", "sgd", "muon", "lamb"] | None = None
-    """muon: Muon for the weight matrices of the encoder blocks, AdamW for the rest. lamb: for large batches."""
+    optimiser: Literal["adamw", "sgd", "muon", "lamb"] | str | None = None
+    """muon: Muon for the weight matrices of the encoder blocks, AdamW for the rest. lamb: for large batches.
+    file.py:NAME: a torch.optim.Optimizer of your own, called with the groups of parameters."""
     lr: float | None = None
     """Peak learning rate of AdamW, SGD or LAMB."""
     muon_lr: float = 0.02
@@ -210,7 +214,18 @@ class Run:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All settings of a run. A field that is None is chosen from the data and printed, or keeps the model's value."""
+    """All settings of a run. A field that is None is chosen from the data and printed, or keeps the model's value.
+
+    Fields are in groups, and their names are unique: `vitreous.train`, `with_` and the command line take them by name.
+
+    >>> config = vitreous.TrainConfig().with_(model="S/16", lr=1e-3, duration="30 epochs")
+    >>> config.optimiser.lr, config.schedule.duration
+    (0.001, '30 epochs')
+    >>> config.with_(learning_rate=1e-3)
+    Traceback (most recent call last):
+    ...
+    vitreous.errors.VitreousError: TrainConfig has no field 'learning_rate'; ...
+    """
 
     architecture: Architecture = field(default_factory=Architecture)
     reading: Reading = field(default_factory=Reading)
@@ -262,13 +277,35 @@ def _convert(name: str, value: Any) -> Any:
     hint = _field_types()[name]
     if not matches_annotation(value, hint):
         raise VitreousError(f"{name} = {brief(value)}: expected {EXPECTED.get(name) or describe_annotation(hint)}")
+    if name in CHOICES and value is not None:
+        check_choice(name, value)
     if name == "progressive":
         value = tuple(f"{px}{at}{with_unit(length)}" for px, at, length in (one.partition("@") for one in value))
     return float(value) if type(value) is int and not matches_annotation(value, hint, exact=True) else value
 
 
+def check_choice(name: str, value: str) -> None:
+    """Raise an error unless a value is one of the names, or names code of the user."""
+    if value in CHOICES[name] or is_user_code(value):
+        return
+    near = get_close_matches(value, CHOICES[name], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    expected = f"one of {', '.join(map(repr, CHOICES[name]))}, or code of your own, file.py:NAME{hint}"
+    raise VitreousError(f"{name} = {brief(value)}: expected {expected}")
+
+
+def _names_in(hint: Any) -> tuple[str, ...]:
+    """The names of a field that is a Literal, a text or None."""
+    return next(get_args(option) for option in get_args(hint) if get_origin(option) is Literal)
+
+
+CHOICES: dict[str, tuple[str, ...]] = {  # names; code of the user may be given instead
+    "loss": _names_in(get_type_hints(Objective)["loss"]),
+    "optimiser": _names_in(get_type_hints(Optimiser)["optimiser"]),
+    "augment": (),
+}
 EXPECTED = {  # for error messages, if the type is not enough
-    "model": "a name such as 'S/16'. The model is built by its name; this function cannot train a module of your own",
+    "model": "a name such as 'S/16', or file.py:NAME; a module of your own is an argument of vitreous.train",
     "start": "the name or path of a checkpoint. Save a model in memory first (vitreous.save)",
 }
 

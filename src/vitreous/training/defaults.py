@@ -6,31 +6,22 @@ were given: a setting that is off says why, and no reason mentions a setting tha
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from vitreous.data.dataset import DataSet, Source
-from vitreous.data.options import Augmentation
-from vitreous.data.statistics import class_counts
-from vitreous.errors import SystemFaultError, VitreousError
+from vitreous.errors import VitreousError
 from vitreous.models import zoo
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
-from vitreous.preprocessing import Preprocessing, default_preprocessing
+from vitreous.preprocessing import Preprocessing, default_preprocessing, preset
 from vitreous.training import durations, initial_weights
 from vitreous.training.config import Architecture, TrainConfig
-from vitreous.training.initial_weights import InitialWeights
+from vitreous.training.default_augmentation import Rules, default_augmentation
+from vitreous.training.facts import FEW_IMAGES, Facts, count_reason
 from vitreous.training.paper_settings import PAPER_WARMUP, TABLE_4
+from vitreous.training.user_parts import AnyModelConfig, UserModel
 from vitreous.utils.sizes import pair
 
-SAMPLED_IMAGES = 64  # images whose size is read
-FEW_IMAGES = 5_000  # training images: with fewer, models are smaller and augmentation is weaker
-TINY_SIDE = 12  # px
 DEFAULT_WEIGHTS = "vitreous-mini"  # the checkpoint in the package
 PATCH_OF_WEIGHTS = 8  # px: patch size of DEFAULT_WEIGHTS
 FEW_FOR_WEIGHTS = 20_000  # training images: with fewer, a run starts from DEFAULT_WEIGHTS
@@ -39,6 +30,8 @@ FROM_SCRATCH = "none"  # value of `start`
 IMBALANCE = 3.0  # ratio of the largest to the smallest class from which on classes are weighted
 SMALL_MODEL = {"width": 128, "depth": 6, "heads": 4, "mlp_dim": 512}
 NOT_OF_ANOTHER_MODEL = ("start", "image_size", "dropout", "stochastic_depth")  # also apply to DEFAULT_WEIGHTS
+OF_OWN_MODEL = ("model", "image_size", "preprocessing")  # fields that apply to a model of the user's own
+OWN_LOSS = "off: the loss is your own"
 NOT_MODEL_FIELDS = ("start", "preprocessing", "model")  # fields of Architecture that a model config does not have
 
 
@@ -51,54 +44,16 @@ class Choice:
     why: str
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the choices depend on: properties of the training images, and the initial weights."""
-
-    images: int
-    classes: int
-    channels: int
-    side: int  # median of the short sides, in pixels
-    shape: tuple[int, int] | None  # (height, width), if all images have the same
-    multi_label: bool
-    start: InitialWeights | None = None
-    decode_seconds: float = field(default=0.0, compare=False)  # of one image
-    imbalance: float = 1.0  # images of the largest class, divided by those of the smallest
-
-    @property
-    def tiny(self) -> bool:
-        return self.side <= TINY_SIDE
-
-    @property
-    def may_be_text(self) -> bool:
-        """Whether images are small and grey, such as letters and digits, which flips and crops would change."""
-        return self.channels == 1 and self.side <= 64
-
-
-def collect_facts(data: DataSet, start: InitialWeights | None = None) -> Facts:
-    started = time.perf_counter()
-    sizes = list(_sample_sizes(data.train))
-    decode_seconds = 0.0 if data.train.array is not None else (time.perf_counter() - started) / len(sizes)
-    counts = [count for count in class_counts(data.train, len(data.classes)) if count]
-    return Facts(
-        len(data.train),
-        len(data.classes),
-        data.channels,
-        int(median(min(size) for size in sizes)),
-        sizes[0] if len(set(sizes)) == 1 else None,
-        data.multi_label,
-        start,
-        decode_seconds,
-        max(counts) / min(counts) if counts else 1.0,
-    )
-
-
 def choose_start(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, list[Choice]]:
     """Choose the initial weights if they are not given: the checkpoint in the package for a small number of images.
 
     Options that describe another model, and `start="none"`, mean random weights (None in the config).
     """
     given = config.architecture
+    if facts.parts.model is not None:
+        if given.start not in (None, FROM_SCRATCH):
+            raise VitreousError("model and start: a model of your own brings its weights; leave out start (--from)")
+        return config.with_(start=None), []
     if given.start is not None:
         return (config.with_(start=None) if given.start == FROM_SCRATCH else config), []
     if (why := _why_random_weights(given, facts)) is not None:
@@ -113,7 +68,7 @@ def _why_random_weights(given: Architecture, facts: Facts) -> str | None:
     if own:
         return f"the model is described by other options ({', '.join(own)})"
     if facts.images >= FEW_FOR_WEIGHTS:
-        return _count_reason(facts, FEW_FOR_WEIGHTS)
+        return count_reason(facts, FEW_FOR_WEIGHTS)
     if facts.side < MIN_SIDE_FOR_WEIGHTS:
         return f"the images are smaller ({facts.side} px) than those that {DEFAULT_WEIGHTS} was trained on"
     if given.image_size is not None and any(side % PATCH_OF_WEIGHTS for side in pair(given.image_size)):
@@ -121,38 +76,15 @@ def _why_random_weights(given: Architecture, facts: Facts) -> str | None:
     return None
 
 
-def _sample_sizes(source: Source) -> Iterator[tuple[int, int]]:
-    if source.array is not None:
-        yield (source.array.shape[1], source.array.shape[2])
-        return
-    readable = 0
-    indices = torch.linspace(0, len(source) - 1, min(SAMPLED_IMAGES, len(source))).long().tolist()
-    for index in indices:
-        try:
-            image = source.image(index)
-        except SystemFaultError:
-            raise
-        except VitreousError as error:
-            problem = str(error)
-            continue
-        readable += 1
-        yield (image.height, image.width)
-    if not readable:
-        raise VitreousError(f"none of the {len(indices)} images that were tried can be read; the last error: {problem}")
-
-
 def choose_defaults(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, list[Choice]]:
     """Choose the settings that are not given. Later rules see the given settings and the choices of earlier rules."""
     choices: list[Choice] = []
-    for rule in (_objective, _model, _paper_settings, _schedule, _augmentation, _optimiser):
+    for rule in (_objective, _model, _paper_settings, _schedule, default_augmentation, _optimiser):
         for name, value, why in rule(config, facts):
             if config.flat()[name] is None:
                 choices.append(Choice(name, value, why))
                 config = config.with_(**{name: value})
     return config, choices
-
-
-Rules = Iterator[tuple[str, Any, str]]  # field, value if the field is not given, reason
 
 
 def _objective(config: TrainConfig, facts: Facts) -> Rules:
@@ -163,10 +95,14 @@ def _objective(config: TrainConfig, facts: Facts) -> Rules:
         yield "class_weights", "none", "not used with several labels"
         return
     yield "loss", "softmax", "every image has one label"
+    yield "best_by", "top1", "accuracy, since every image has one label"
+    if facts.parts.loss is not None:
+        yield "label_smoothing", 0.0, OWN_LOSS
+        yield "class_weights", "none", OWN_LOSS
+        return
     softmax = (config.objective.loss or "softmax") == "softmax"
     smoothing = "usual with softmax cross-entropy" if softmax else "not used with the sigmoid loss"
     yield "label_smoothing", 0.1 if softmax else 0.0, smoothing
-    yield "best_by", "top1", "accuracy, since every image has one label"
     ratio = f"the largest class has {facts.imbalance:.3g} times the images of the smallest"
     if config.reading.balanced:
         yield "class_weights", "none", "off: classes are sampled equally (balanced)"
@@ -181,6 +117,9 @@ def _model(config: TrainConfig, facts: Facts) -> Rules:
     if facts.start is not None:
         height, width = pair(facts.start.model.image_size)
         yield "image_size", height if height == width else (height, width), f"the input size of {facts.start.name}"
+    elif facts.parts.model is not None:
+        yield from _size_of_own_model(facts.parts.model, facts)
+        return
     elif given.model is None:
         yield from _default_model(config, facts)
     else:
@@ -193,8 +132,16 @@ def _model(config: TrainConfig, facts: Facts) -> Rules:
         yield "image_size", size, f"a multiple of {step}; {_size_reason(facts, size)}"
     if not _is_bit(config, facts):
         deep = facts.images >= 20_000
-        yield "stochastic_depth", 0.1 if deep else 0.0, f"{'' if deep else 'off: '}{_count_reason(facts, 20_000)}"
+        yield "stochastic_depth", 0.1 if deep else 0.0, f"{'' if deep else 'off: '}{count_reason(facts, 20_000)}"
         yield "dropout", 0.0, "off by default"
+
+
+def _size_of_own_model(model: UserModel, facts: Facts) -> Rules:
+    """The image size of a ViT that the user has built, otherwise the size of the images, up to 224 px."""
+    size = max(1, min(224, facts.side))
+    own = pair(model.config(facts.classes, facts.channels, size).image_size)
+    reason = _size_reason(facts, size) if own == (size, size) else "the size that the model is built for"
+    yield "image_size", own[0] if own[0] == own[1] else own, reason
 
 
 def _size_reason(facts: Facts, size: int | tuple[int, int]) -> str:
@@ -205,11 +152,9 @@ def _size_reason(facts: Facts, size: int | tuple[int, int]) -> str:
     return f"{images}; enlarged for more patches" if side > 1.1 * facts.side else images
 
 
-def _count_reason(facts: Facts, limit: int) -> str:
-    return f"{limit:,} images or more" if facts.images >= limit else f"fewer than {limit:,} images"
-
-
 def _is_bit(config: TrainConfig, facts: Facts) -> bool:
+    if facts.parts.model is not None:
+        return False
     if facts.start is not None:
         return isinstance(facts.start.model, BiTConfig)
     return (config.architecture.model or "").startswith("BiT")
@@ -335,67 +280,14 @@ def _schedule(config: TrainConfig, facts: Facts) -> Rules:
     yield "warmup", "10%", unstable
 
 
-LETTERS = "small grey images may be letters or digits"
-
-
-def _augmentation(config: TrainConfig, facts: Facts) -> Rules:
-    given, many = config.augmentation, facts.images >= FEW_IMAGES
-    yield from _crops(given, facts)
-    changed, same = f"off: {LETTERS}, which flips change", "a flipped image usually shows the same class"
-    yield "flip", not facts.may_be_text, changed if facts.may_be_text else same
-    strong, enough = many and not facts.tiny and not facts.may_be_text, _count_reason(facts, FEW_IMAGES)
-    yield "randaugment", 2 if strong else 0, enough if strong else _off_reason(facts, "which it distorts")
-    varied = strong if given.randaugment is None else given.randaugment > 0
-    yield "magnitude", 5.0 if varied else 0.0, "half of the maximum of 10" if varied else "RandAugment is off"
-    yield "three_augment", False, "off: RandAugment is used instead" if varied else "off by default"
-    yield from _jitter(facts, strong, varied)
-    yield "erase", 0.0, "off by default"
-    mixed = many and not facts.tiny and not facts.multi_label
-    yield "mixup", 0.2 if mixed else 0.0, enough if mixed else _off_reason(facts, mixes=True)
-    cut = mixed and strong
-    yield "cutmix", 1.0 if cut else 0.0, enough if cut else _off_reason(facts, "which it cuts apart", mixes=True)
-
-
-def _crops(given: Augmentation, facts: Facts) -> Rules:
-    crop = 1.0 if facts.may_be_text else 0.4 if facts.images >= FEW_IMAGES else 0.5
-    cuts = f"off: {LETTERS}, which crops cut off" if facts.may_be_text else "objects vary in size and position"
-    yield "crop", crop, cuts
-    cropped = (crop if given.crop is None else given.crop) < 1
-    if not cropped:
-        yield "aspect", 1.0, "off: there are no crops"
-    elif facts.may_be_text:
-        yield "aspect", 1.0, f"off: {LETTERS}, which it distorts"
-    else:
-        yield "aspect", 4 / 3, "crops are up to a third wider or higher"
-    if facts.may_be_text:
-        yield "shift", 0.125, "objects vary in position"
-    else:
-        yield "shift", 0.0, "off: crops move the image already" if cropped else "off by default"
-
-
-def _jitter(facts: Facts, strong: bool, varied: bool) -> Rules:
-    """`strong`: the default for many images. `varied`: whether RandAugment is on."""
-    if facts.channels == 1:
-        yield "jitter", 0.0, "off: the images are grey"
-    elif strong:
-        default = f"off by default: {_count_reason(facts, FEW_IMAGES)}"
-        yield "jitter", 0.0, "off: RandAugment changes colours" if varied else default
-    else:
-        yield "jitter", 0.2, "light and colours vary between images"
-
-
-def _off_reason(facts: Facts, letters: str = "", mixes: bool = False) -> str:
-    """Why an augmentation is off. `letters`: its effect on letters, if any. `mixes`: whether it mixes labels."""
-    if mixes and facts.multi_label:
-        return "off: not used with several labels"
-    if letters and facts.may_be_text:
-        return f"off: {LETTERS}, {letters}"
-    if facts.tiny:
-        return f"off: the images are very small ({facts.side} px)"
-    return f"off: {_count_reason(facts, FEW_IMAGES)}"
-
-
 def _optimiser(config: TrainConfig, facts: Facts) -> Rules:
+    if facts.parts.optimiser is None:  # an optimiser of the user's own has its own learning rate and weight decay
+        yield from _learning_rate_and_decay(config, facts)
+    decay, steps = (0.999, "1,000") if facts.images >= 2_000 else (0.99, "100")
+    yield "ema", decay, f"averages the weights of about the last {steps} steps"
+
+
+def _learning_rate_and_decay(config: TrainConfig, facts: Facts) -> Rules:
     yield "optimiser", "adamw", "works well without tuning"
     kind, batch = config.optimiser.optimiser or "adamw", config.schedule.batch_size or 128
     lr = _learning_rate(config, facts, kind)
@@ -404,8 +296,6 @@ def _optimiser(config: TrainConfig, facts: Facts) -> Rules:
         task = "training from scratch" if facts.start is None else "fine-tuning"
         yield "lr", float(f"{lr:.3g}"), f"the default for {task} with {kind} and batch size {batch:,}"
     yield "weight_decay", 1e-4 if kind == "sgd" else 0.05, f"usual for {kind}"
-    decay, steps = (0.999, "1,000") if facts.images >= 2_000 else (0.99, "100")
-    yield "ema", decay, f"averages the weights of about the last {steps} steps"
 
 
 def _learning_rate(config: TrainConfig, facts: Facts, kind: str) -> float:
@@ -419,8 +309,10 @@ def _learning_rate(config: TrainConfig, facts: Facts, kind: str) -> float:
     return 0.03 if kind == "sgd" else 2e-3 if small or kind == "lamb" else 1e-3
 
 
-def make_model_config(config: TrainConfig, facts: Facts) -> ViTConfig | BiTConfig:
+def make_model_config(config: TrainConfig, facts: Facts) -> AnyModelConfig:
     """Return the config of the model that is trained."""
+    if facts.parts.model is not None:
+        return _config_of_own_model(facts.parts.model, config.architecture, facts)
     if facts.start is not None:
         return initial_weights.finetuned_config(facts.start, config.architecture)
     own = {name: value for name, value in vars(config.architecture).items() if name not in NOT_MODEL_FIELDS}
@@ -429,12 +321,27 @@ def make_model_config(config: TrainConfig, facts: Facts) -> ViTConfig | BiTConfi
     return zoo.config(name, num_classes=facts.classes, channels=facts.channels, **given)
 
 
+def _config_of_own_model(model: UserModel, given: Architecture, facts: Facts) -> AnyModelConfig:
+    given_fields = {name: value for name, value in vars(given).items() if value not in (None, FROM_SCRATCH)}
+    others = [name for name in given_fields if name not in OF_OWN_MODEL]
+    if others:
+        raise VitreousError(f"{others[0]} = {getattr(given, others[0])!r}: describes another model than {model.code}")
+    size = given.image_size
+    assert size is not None
+    own = model.config(facts.classes, facts.channels, size)
+    if pair(own.image_size) != pair(size):
+        raise VitreousError(f"image_size = {size}: model {model.code} is for {own.image_size}")
+    return own
+
+
 def evaluation_preprocessing(config: TrainConfig, facts: Facts) -> Preprocessing:
     """Return the preprocessing of the trained model: the whole image if training does not crop, else its centre."""
     size, crop = config.architecture.image_size, config.augmentation.crop
     assert size is not None
     assert crop is not None
     result = default_preprocessing(size, facts.channels)
+    if facts.parts.model is not None:
+        result = _preprocessing_of_own_model(facts.parts.model, config.architecture, facts)
     if facts.start is not None:  # keep the pixel normalisation of the weights
         result = replace(result, mean=facts.start.preprocessing.mean, std=facts.start.preprocessing.std)
     height, width = pair(size)
@@ -442,3 +349,17 @@ def evaluation_preprocessing(config: TrainConfig, facts: Facts) -> Preprocessing
     if whole or height != width:  # resizing the short side would not cover a rectangle
         return result
     return replace(result, resize=round(height / 0.875) if height >= 128 else height)
+
+
+def _preprocessing_of_own_model(model: UserModel, given: Architecture, facts: Facts) -> Preprocessing:
+    """The normalisation that is given, or that of a ViT that was loaded, otherwise the default."""
+    size = given.image_size
+    assert size is not None
+    channels = model.config(facts.classes, facts.channels, size).channels
+    if given.preprocessing is not None:
+        chosen = preset(given.preprocessing, size, channels)
+        return replace(default_preprocessing(size, channels), mean=chosen.mean, std=chosen.std)
+    default, own = default_preprocessing(size, channels), getattr(model.source, "preprocessing", None)
+    if isinstance(own, Preprocessing) and len(own.mean) == channels:
+        return replace(default, mean=own.mean, std=own.std)
+    return default

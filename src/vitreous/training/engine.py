@@ -19,6 +19,7 @@ from vitreous.errors import VitreousError
 from vitreous.fast.accelerate import kernels_unavailable_reason
 from vitreous.fast.eligibility import TRAINING, ineligibility_reason
 from vitreous.models.cost import cost
+from vitreous.models.custom import CustomModel
 from vitreous.models.drop import keyed_drops
 from vitreous.models.standard import Structure, differences, hooked, is_compiled
 from vitreous.models.vit import VisionTransformer
@@ -27,6 +28,8 @@ from vitreous.training.distributed import World
 from vitreous.training.optim.ema import Ema
 from vitreous.training.optim.losses import Loss
 from vitreous.training.optim.optimisers import Optimisers, clip_gradients_
+from vitreous.training.optim.user_loss import UserLoss
+from vitreous.training.user_augment import UserAugment
 from vitreous.utils.sizes import pair
 
 # Branches that stochastic depth drops are skipped from this rate on, and for passes of at least this many FLOPs.
@@ -43,19 +46,22 @@ class BatchPreparation:
     mean: Tensor  # of the preprocessing, (channels, 1, 1) on the device
     std: Tensor
     loss: Loss
+    user_augment: UserAugment | None = None
 
     @property
     def only_normalises(self) -> bool:
         """Whether images are only normalised: workers have cropped them, and no other augmentation is on."""
         o = self.options
         augmentations = (o.shift, o.randaugment, o.three_augment, o.jitter, o.erase, o.mixup, o.cutmix)
-        return self.cropper.cached is None and not any(augmentations)
+        return self.cropper.cached is None and not any(augmentations) and self.user_augment is None
 
     def __call__(
         self, rows: Tensor, labels: Tensor, keys: Tensor, size: tuple[int, int] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and targets. `size`: image size, if it is not that of the model."""
         images = augment(self.cropper(rows, keys, size), keys, self.options)
+        if self.user_augment is not None:
+            images = self.user_augment(images, keys)
         if self.options.mixup or self.options.cutmix:
             images, labels = mix(images, self.loss.dense_targets(labels), keys, self.options)
         return images.div(255).sub_(self.mean).div_(self.std), labels
@@ -88,6 +94,9 @@ class Engine:
         self.mixes_pairs = bool(prepare.options.mixup or prepare.options.cutmix)
         self.only_normalises = prepare.only_normalises
         self.prepare: Callable[..., tuple[Tensor, Tensor]] = prepare
+        # Code of the user in a pass, which is neither compiled nor captured: it may do anything.
+        self.user_augments = prepare.user_augment is not None
+        self.runs_user_code = self.user_augments or isinstance(loss, UserLoss) or isinstance(model, CustomModel)
         self.pixels = micro_batch * len(prepare.mean) * math.prod(prepare.cropper.crop.size)  # per pass
         self.size: tuple[int, int] | None = None  # image size in training; None: that of the model
         self.clip, self.micro_batch, self.precision = clip, micro_batch, precision
@@ -108,7 +117,7 @@ class Engine:
         no hook registered.
         """
         unknown = find_unknown_code(self.model)
-        self.captures = self.device.type == "cuda" and unknown is None
+        self.captures = self.device.type == "cuda" and unknown is None and not self.runs_user_code
         self.path = choose_training_path(self.model, self.precision)
         if self.path == FUSED:
             from vitreous.fast.fused_training import FusedTrainingViT
@@ -124,7 +133,7 @@ class Engine:
             self.forward = compile_blocks(self.model)
         self.structure = Structure(self.model)
         small = self.captures and self.pixels < MIN_PIXELS_TO_COMPILE  # a captured pass is one launch in any case
-        if not self.only_normalises and not small:
+        if not self.only_normalises and not small and not self.user_augments:
             self.prepare = self._with_fallback(torch.compile(self.prepare, dynamic=False), self.prepare)
 
     def _should_skip_dropped(self) -> bool:
@@ -285,9 +294,10 @@ class Engine:
         self.micro_batch //= 2
         self.micro_batch += self.micro_batch % 2 if least == 2 else 0
         torch.cuda.empty_cache()
+        own = ", unless your own code depends on the batch (BatchNorm)" if self.runs_user_code else ""
         self.notes.append(
             f"out of memory: passes of {self.micro_batch} images from now on, more of them for each step; the results"
-            " are the same up to rounding"
+            f" are the same up to rounding{own}"
         )
 
 
@@ -326,6 +336,8 @@ def find_unknown_code(model: nn.Module) -> str | None:
     Such a model is not compiled and not captured: the compiler may miss what was replaced or hooked, and a CUDA graph
     runs no Python.
     """
+    if isinstance(model, CustomModel):
+        return "a model of your own"
     for name, module in model.named_modules():
         if not type(module).__module__.startswith(("torch.nn.", "torch._dynamo.", "vitreous.")):
             return f"{name or 'the model'} is of type {type(module).__name__}"

@@ -13,16 +13,16 @@ from vitreous.evaluation.evaluation_images import find_unseen
 from vitreous.evaluation.extremes import Example, Extremes
 from vitreous.evaluation.metrics import Result, Scores
 from vitreous.evaluation.training_images import SeenImages
+from vitreous.models.base import Model
+from vitreous.models.custom import CustomConfig
 from vitreous.training import legs, lr_search, state
 from vitreous.training.advice import give_advice
 from vitreous.training.log_format import format_metric
 from vitreous.training.loop import TrainingLoop
-from vitreous.training.optim.losses import Loss
 from vitreous.training.outcome import Outcome, write_outcome
-from vitreous.training.plan import Plan
 from vitreous.training.run_report import print_outcome, write_run_report
 from vitreous.utils.environment import program
-from vitreous.utils.progress import ProgressReporter
+from vitreous.weights.custom import load_custom
 from vitreous.weights.load import load
 
 EXAMPLES = 12  # best and worst predictions in the report
@@ -46,7 +46,7 @@ def finish_run(data: DataSet, loop: TrainingLoop) -> Outcome:
             raise VitreousError(
                 f"{path} was changed after it was written; {program()} train --resume {directory.path} restores it"
             )
-        result, examples = _evaluate_file(path, replace(loader, rank=0, ranks=1), plan, reporter, split)
+        result, examples = _evaluate_file(path, replace(loader, rank=0, ranks=1), loop, split)
     run_legs = legs.read_legs(directory.description())
     best_leg = loop.progress.best.leg if loop.progress.best else None
     selection = (*_describe_selection(loop, split), *legs.describe_legs(run_legs, best_leg, split), *remarks)
@@ -75,14 +75,17 @@ def _select_images(data: DataSet, loop: TrainingLoop, split: str) -> tuple[EvalL
 
 
 def _evaluate_file(
-    path: Path, loader: EvalLoader, plan: Plan, reporter: ProgressReporter, split: str
+    path: Path, loader: EvalLoader, loop: TrainingLoop, split: str
 ) -> tuple[Result, tuple[list[Example], list[Example]]]:
     """Evaluate the file of the weights in fp32, as a user who loads it would."""
-    model = load(path, device=plan.device)
-    loss = Loss(plan.config.objective.loss == "sigmoid", plan.facts.classes)
+    plan, loss, own = loop.plan, loop.eval_loss, loop.plan.facts.parts.model
+    if own is not None and isinstance(plan.model, CustomConfig):
+        model: Model = load_custom(path, own.source, plan.device)
+    else:
+        model = load(path, device=plan.device)
     scores = Scores(plan.facts.classes, plan.facts.multi_label, plan.device, loss.sigmoid)
     extremes = Extremes(EXAMPLES, plan.facts.multi_label, loss.sigmoid)
-    with reporter.bar(f"evaluating on {split}", len(loader.indices)) as advance:
+    with loop.reporter.bar(f"evaluating on {split}", len(loader.indices)) as advance:
         score(model, loader, loss, scores, extremes, advance)
     return scores.result(), extremes.result()
 

@@ -17,10 +17,22 @@ def finetune(
     overwrite: bool = False,
     **fields: Any,
 ) -> Outcome:
-    """Fine-tune pre-trained weights on images: `finetune("photos", "vitreous-mini", "lora", image_size=224)`.
+    """Fine-tune pre-trained weights on images, with a new head and one of the fine-tuning recipes.
 
-    `start`: a checkpoint, a run directory, vitreous-mini, a name of `vitreous models --weights`, or hf://owner/name.
-    `recipe`: paper, fast, linear or lora.
-    `fields`, those of TrainConfig, override the recipe. `quiet` and `overwrite` are as in `train`.
+    - `data`: as in `vitreous.train`
+    - `start`: a checkpoint, a run directory, vitreous-mini, a name of `vitreous models --weights`, or hf://owner/name
+    - `recipe`: fast, paper (the protocol of the ViT paper), linear (only the head), lora (low-rank adapters), or an
+      import path as in `vitreous.recipe`
+    - `quiet`, `overwrite`: as in `vitreous.train`
+    - `fields`: fields of `vitreous.TrainConfig`, which override the recipe
+
+    Returns an `Outcome`. Errors are those of `vitreous.train`.
+
+    >>> outcome = vitreous.finetune(
+    ...     "digits", "vitreous-mini", "linear", image_size=16, duration="5 steps", out="run", quiet=True
+    ... )
+    >>> model = vitreous.load("run")
+    >>> model.config.width, model.labels[:3]
+    (192, ('0', '1', '2'))
     """
     return train(data, finetuning_recipe(recipe), quiet=quiet, overwrite=overwrite, start=start, **fields)

@@ -17,6 +17,7 @@ from vitreous.data.loading import Batch
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.metrics import Result, Scores
+from vitreous.models.custom import CustomModel
 from vitreous.training import initial_weights, lora, state
 from vitreous.training.callbacks import Callbacks, TrainingRun
 from vitreous.training.distributed import World
@@ -26,6 +27,7 @@ from vitreous.training.log_format import explain_out_of_memory, format_line, for
 from vitreous.training.metric_loggers import MetricLogger
 from vitreous.training.optim.losses import Loss
 from vitreous.training.optim.schedules import LearningRateSchedule
+from vitreous.training.optim.user_optimiser import UserOptimisers
 from vitreous.training.plan import Plan
 from vitreous.training.profiler import PROFILED_STEPS, StepProfiler
 from vitreous.training.run_directory import RunDirectory
@@ -35,6 +37,7 @@ from vitreous.utils.console import printable
 from vitreous.utils.device import peak_memory
 from vitreous.utils.environment import program
 from vitreous.utils.progress import Advance, ProgressReporter
+from vitreous.weights.custom import save_custom
 from vitreous.weights.save import save as save_model
 
 
@@ -79,7 +82,7 @@ class TrainingLoop:
         """Model, optimiser state, EMA and random state, by name."""
         engine = self.engine
         names: dict[Any, str] = {p: name for name, p in engine.model.named_parameters()}
-        moments = {names[p]: dict(o.state[p]) for o in engine.optimisers.optimisers for p in o.state}
+        moments = engine.optimisers.state_tensors(names)
         random = {"cpu": torch.get_rng_state()}
         if engine.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(engine.device)
@@ -91,7 +94,12 @@ class TrainingLoop:
     def restore(self, path: Path, progress: RunProgress, best: Path | None = None) -> None:
         """Restore a state. `best`: the state that best.safetensors is restored from, if it is another one."""
         tree = self.tensors()
+        optimisers = self.engine.optimisers
+        if isinstance(optimisers, UserOptimisers):  # a new one may have no state yet
+            tree["optimiser"] = optimisers.stored_tensors(progress.optimiser)
         state.load_state(path, tree)
+        if isinstance(optimisers, UserOptimisers):
+            optimisers.restore_state(progress.optimiser, tree["optimiser"])
         torch.set_rng_state(tree["random"]["cpu"])
         if "cuda" in tree["random"]:
             torch.cuda.set_rng_state(tree["random"]["cuda"], self.engine.device)
@@ -123,6 +131,8 @@ class TrainingLoop:
         if self.world.is_main:
             weights = {self.directory.path / name: digest for name, digest in self.progress.weights.items()}
             self.progress.callbacks = self.callbacks.state()
+            if isinstance(optimisers := self.engine.optimisers, UserOptimisers):
+                self.progress.optimiser = optimisers.packed_state()[0]
             path = state.save_state(folder, self.progress.step, self.tensors(), asdict(self.progress), weights, keep)
             if folder == self.directory.state:
                 self.callbacks.call("on_checkpoint", self.control, path)
@@ -404,7 +414,10 @@ class TrainingLoop:
         model.report = initial_weights.origin_report(self.plan.facts.start, model.config)
         averaged = self.engine.ema.applied() if weights == "ema" and self.engine.ema is not None else nullcontext()
         with averaged, lora.merged_adapters(model):
-            save_model(model, path)
+            if isinstance(model, CustomModel):
+                save_custom(model, path)
+            else:
+                save_model(model, path)
         self.progress.weights[path.name] = state.file_digest(path)
 
     def save_last_as_best(self) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError, format_count
-from vitreous.models import BiT, VisionTransformer
+from vitreous.models.custom import AnyModel
 from vitreous.training.config import Finetuning, Optimiser, TrainConfig
 from vitreous.training.distributed import World
 from vitreous.training.optim.parameters import matching_names, muon_matrices, takes_weight_decay
+from vitreous.utils.import_path import is_user_code
 from vitreous.utils.limits import MAX_COUNT, MAX_WORKERS, SEED_LIMIT
 
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -84,6 +85,8 @@ def mixes_pairs(config: TrainConfig) -> bool:
 def check_unused_options(given: TrainConfig, config: TrainConfig, data: DataSet) -> None:
     """Raise an error for options that would have no effect. `config`: `given` with defaults chosen from the data."""
     requested, augmentation, tuning = given.augmentation, config.augmentation, given.finetuning
+    own_model = is_user_code(config.architecture.model)
+    _check_own_code(given, config)
     if given.optimiser.lr is not None and tuning.lr_candidates:
         raise VitreousError("lr and lr_candidates: give one learning rate, or several to select from")
     if given.schedule.budget is not None and given.schedule.duration is not None:
@@ -92,7 +95,7 @@ def check_unused_options(given: TrainConfig, config: TrainConfig, data: DataSet)
     for name in ("dev_fraction", "candidate_duration"):
         if getattr(tuning, name) != getattr(Finetuning(), name) and not config.finetuning.lr_candidates:
             raise VitreousError(f"{name}: has no effect without lr_candidates")
-    if given.architecture.start is None and given.architecture.preprocessing is not None:
+    if given.architecture.start is None and given.architecture.preprocessing is not None and not own_model:
         raise VitreousError("preprocessing: describes the weights to start from, and none are given (--from)")
     if given.architecture.start is None and (tuning.lora or tuning.rules == "paper"):
         option = f"lora = {tuning.lora}" if tuning.lora else "rules = 'paper'"
@@ -107,8 +110,18 @@ def check_unused_options(given: TrainConfig, config: TrainConfig, data: DataSet)
         raise VitreousError("best_by: there are no validation images to select by (val_fraction = 0)")
 
 
+def _check_own_code(given: TrainConfig, config: TrainConfig) -> None:
+    """Raise an error for options that the user's own model or loss does not use."""
+    if is_user_code(config.architecture.model) and config.finetuning.lora:
+        raise VitreousError(f"lora = {config.finetuning.lora}: adapts weights of a ViT; the model is your own")
+    if is_user_code(config.objective.loss):
+        for name in ("label_smoothing", "class_weights"):
+            if getattr(config.objective, name) not in (0, "none"):
+                raise VitreousError(f"{name} = {getattr(given.objective, name)}: has no effect on a loss of your own")
+
+
 def unused_option_notes(
-    given: TrainConfig, config: TrainConfig, data: DataSet, model: VisionTransformer | BiT, evaluations: int
+    given: TrainConfig, config: TrainConfig, data: DataSet, model: AnyModel, evaluations: int
 ) -> Iterator[str]:
     """Notes about options that have no effect in this run. `model`: with adapters, and frozen as in training."""
     yield from _unused_optimiser_options(given, config, model)
@@ -126,7 +139,7 @@ def unused_option_notes(
         yield f"micro_batch = {micro}: passes have {micro + 1} images, since mixup and cutmix mix pairs"
 
 
-def _unused_optimiser_options(given: TrainConfig, config: TrainConfig, model: VisionTransformer | BiT) -> Iterator[str]:
+def _unused_optimiser_options(given: TrainConfig, config: TrainConfig, model: AnyModel) -> Iterator[str]:
     options = config.optimiser
     names = {name for name, _ in model.named_parameters()}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -21,15 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run."""
+    """The outcome of a run: what `vitreous.train`, `vitreous.finetune` and `vitreous.resume` return.
 
-    run: Path
+    >>> outcome = vitreous.train("digits", out="run", duration="2 steps", quiet=True)
+    >>> outcome.steps, outcome.split, outcome.result.images
+    (2, 'test', 360)
+    >>> 0 <= outcome.result.interval[0] <= outcome.result.top1 <= outcome.result.interval[1] <= 1
+    True
+    """
+
+    run: Path  # the run directory
     split: str  # the images of the result: test, or val without a test split, or train without either
-    result: Result | None
-    steps: int
-    seconds: float
+    result: Result | None  # accuracy and other metrics; None: there are no validation or test images
+    steps: int  # number of training steps
+    seconds: float  # training time
     selection: tuple[str, ...] = ()  # how the weights of the result, and those of best.safetensors, were selected
-    legs: tuple[Leg, ...] = ()  # of a run whose length was changed
+    legs: tuple[Leg, ...] = ()  # earlier and current lengths of the run, if its length was changed
 
 
 def is_complete(directory: RunDirectory) -> bool:

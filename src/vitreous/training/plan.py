@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
@@ -11,19 +13,28 @@ from vitreous.data.dataset import DataSet
 from vitreous.data.sampling import TrainingSampler
 from vitreous.errors import VitreousError, format_count
 from vitreous.models import BiT, VisionTransformer
+from vitreous.models.cost import cost
+from vitreous.models.custom import AnyModel, CustomConfig
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
-from vitreous.models.zoo import build_model
 from vitreous.preprocessing import Preprocessing
 from vitreous.training import budget, defaults, durations, lora, metric_loggers
 from vitreous.training.config import TrainConfig
-from vitreous.training.defaults import Choice, Facts
+from vitreous.training.defaults import Choice
 from vitreous.training.distributed import World
+from vitreous.training.facts import NO_PARTS, Facts, collect_facts
 from vitreous.training.initial_weights import InitialWeights
 from vitreous.training.memory_estimate import estimate_training_memory
-from vitreous.training.optim import losses, optimisers, schedules
+from vitreous.training.optim import schedules
 from vitreous.training.optim.parameters import TrainablePart, trainable_part
 from vitreous.training.option_checks import check_config, check_unused_options, mixes_pairs, unused_option_notes
+from vitreous.training.user_parts import (
+    AnyModelConfig,
+    UserParts,
+    build_initial_model,
+    build_run_loss,
+    build_run_optimisers,
+)
 from vitreous.utils.device import pick_device, pick_precision
 from vitreous.utils.memory import free_memory, size_text
 from vitreous.utils.sizes import pair
@@ -38,7 +49,7 @@ class Plan:
     config: TrainConfig
     facts: Facts
     choices: tuple[Choice, ...]
-    model: ViTConfig | BiTConfig
+    model: AnyModelConfig
     preprocessing: Preprocessing  # in evaluation, and of the trained model
     device: torch.device
     precision: str
@@ -52,6 +63,12 @@ class Plan:
     stages: tuple[tuple[int, tuple[int, int]], ...]  # of progressive training: first step after the stage, image size
     notes: tuple[str, ...]
     seconds: float | None = None  # estimated time of the run, if it was measured
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the model."""
+        own = isinstance(self.model, CustomConfig)
+        return self.trainable.all_parameters if own else cost(cast(ViTConfig | BiTConfig, self.model)).parameters
 
     @property
     def batch_size(self) -> int:
@@ -80,12 +97,14 @@ def make_plan(
     start: InitialWeights | None = None,
     resumed: bool = False,
     facts: Facts | None = None,
+    parts: UserParts = NO_PARTS,
 ) -> Plan:
     """Choose the settings that are not given, and check all. `start`: the initial weights.
 
     `resumed`: all settings were chosen and checked when the run was started. `facts`: of these data, if known.
+    `parts`: those of the user's own, if `facts` are not given.
     """
-    facts = defaults.collect_facts(data, start) if facts is None else replace(facts, start=start)
+    facts = collect_facts(data, start, parts) if facts is None else replace(facts, start=start)
     given = config
     config, choices = defaults.choose_defaults(config, facts)
     fitted = None
@@ -108,7 +127,7 @@ def make_plan(
     model = _check_buildable(config, data, model_config, facts)
     part = trainable_part(model)
     micro, memory, memory_note = _choose_micro_batch(config, model_config, precision, part, device)
-    notes = [precision_note, memory_note, fitted and fitted.note, *(start.guesses if start else ())]
+    notes = [precision_note, facts.parts.note, memory_note, fitted and fitted.note, *(start.guesses if start else ())]
     if not resumed:
         notes += unused_option_notes(given, config, data, model, -(-steps // evaluate_every))
     return Plan(
@@ -147,18 +166,18 @@ def _needs_budget(given: TrainConfig) -> bool:
     return given.schedule.duration is None and own
 
 
-def _check_buildable(
-    config: TrainConfig, data: DataSet, model_config: ViTConfig | BiTConfig, facts: Facts
-) -> VisionTransformer | BiT:
+def _check_buildable(config: TrainConfig, data: DataSet, model_config: AnyModelConfig, facts: Facts) -> AnyModel:
     """Build loss, optimiser and sampler, and the model without memory, so that errors in their options are raised
     before images are read. Returns the model, with adapters and frozen parameters."""
     rates = config.finetuning.lr_candidates
     options = config.optimiser if config.optimiser.lr or not rates else replace(config.optimiser, lr=max(rates))
-    losses.build_loss(config.objective, data.train.labels, facts.classes, "cpu")
-    with torch.device("meta"):
-        model = build_model(model_config)
-        lora.add_adapters_(model, config.finetuning)
-        optimisers.build_optimisers(model, options, fused=False)
+    build_run_loss(config, facts.parts, data.train.labels, data.multi_label, facts.classes, "cpu")
+    # The user's own code may not run on the meta device.
+    with torch.device("meta") if facts.parts.model is None else nullcontext():
+        model = build_initial_model(model_config, facts.parts, config.run.seed)
+        if config.finetuning.lora:
+            lora.add_adapters_(cast(VisionTransformer | BiT, model), config.finetuning)
+        build_run_optimisers(model, options, facts.parts, fused=False)
     if config.finetuning.lora and not any(p.requires_grad for name, p in model.named_parameters() if "lora_" in name):
         raise VitreousError(
             f"lora = {config.finetuning.lora} and freeze = {' '.join(options.freeze)}: the adapters would be frozen too"
@@ -169,7 +188,7 @@ def _check_buildable(
 
 
 def _progressive_stages(
-    config: TrainConfig, model: ViTConfig | BiTConfig, steps: int, batch: int, images: int
+    config: TrainConfig, model: AnyModelConfig, steps: int, batch: int, images: int
 ) -> tuple[tuple[int, tuple[int, int]], ...]:
     """For each stage of progressive training, the first step after it and its image size."""
     stages: list[tuple[int, tuple[int, int]]] = []
@@ -195,11 +214,15 @@ def _progressive_stages(
 
 
 def _choose_micro_batch(
-    config: TrainConfig, model: ViTConfig | BiTConfig, precision: str, part: TrainablePart, device: torch.device
+    config: TrainConfig, model: AnyModelConfig, precision: str, part: TrainablePart, device: torch.device
 ) -> tuple[int, int, str | None]:
     """Images per pass: `micro_batch`, or the whole batch if memory allows, or less. With the memory and a note."""
     pairs = mixes_pairs(config)
     micro = min(config.schedule.micro_batch or config.schedule.batch_size or 1, config.schedule.batch_size or 1)
+    if isinstance(model, CustomConfig):
+        weights = 4 * 5 * part.parameters  # with gradients, optimiser state and EMA; activations are not known
+        micro += micro % 2 if pairs else 0
+        return micro, weights, None
     free = free_memory(device)
     copies = (3 if config.optimiser.optimiser == "sgd" else 4) + bool(config.optimiser.ema)
 

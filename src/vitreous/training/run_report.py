@@ -11,6 +11,7 @@ import numpy as np
 from vitreous.data.dataset import DataSet, Source
 from vitreous.errors import format_count
 from vitreous.evaluation.extremes import Example
+from vitreous.models.custom import CustomConfig
 from vitreous.reports.training_report import ExampleImage, TrainingReport, write_report
 from vitreous.training import comparison_run
 from vitreous.training.advice import Advice
@@ -22,6 +23,7 @@ from vitreous.training.start_summary import describe_initial_weights, describe_m
 from vitreous.utils import html
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.environment import program
+from vitreous.utils.import_path import is_import_path
 from vitreous.utils.progress import ProgressReporter
 
 NO_INSPECTION_YET = """<!doctype html>
@@ -67,9 +69,9 @@ def write_run_report(
             check_command=""
             if description.get("data_in_memory")
             else f"{program()} data {shlex.quote(description['data'])} --check",
-            next_steps=_next_commands(directory),
+            next_steps=_next_commands(plan, directory),
             advice=[(one.reason, one.command) for one in advice],
-            links=[("Look inside", _inspection_link(directory))],
+            links=[] if isinstance(plan.model, CustomConfig) else [("Look inside", _inspection_link(directory))],
             runs=runs,
         ),
     )
@@ -98,8 +100,11 @@ def _example_images(examples: Sequence[Example], data: DataSet, source: Source) 
     return images
 
 
-def _next_commands(directory: RunDirectory) -> list[str]:
+def _next_commands(plan: Plan, directory: RunDirectory) -> list[str]:
     run = shlex.quote(str(directory.path))
+    if isinstance(plan.model, CustomConfig):
+        trust = " --trust-code" if is_import_path(plan.model.code) else ""
+        return [f"{program()} predict PHOTO.jpg --model {run}{trust}"] if trust else []
     return [
         f"{program()} info {run}",
         f"{program()} predict PHOTO.jpg --model {run}",
@@ -134,6 +139,7 @@ def print_outcome(
         reporter.print("\nmost likely to improve the result:", style="bold")
         for one in advice:
             reporter.print(f"  {one.reason}:\n    {one.command}")
-    reporter.print("\nwhat to try next:", style="bold")
-    for line in _next_commands(directory):
-        reporter.print(f"  {line}")
+    if commands := _next_commands(plan, directory):
+        reporter.print("\nwhat to try next:", style="bold")
+        for line in commands:
+            reporter.print(f"  {line}")

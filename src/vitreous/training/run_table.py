@@ -34,45 +34,60 @@ DAMAGE = (VitreousError, OSError, ValueError, TypeError, KeyError, AttributeErro
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run. Numbers are None if they are not known."""
+    """One run in the list that `vitreous.runs` returns. Numbers are None if they are not known.
 
-    path: Path
-    name: str
-    status: Status
-    detail: str = ""  # of an unfinished run: how far it is; of a damaged one: what is wrong
-    data: str = ""
-    metric: str = ""  # of the result: top1, or map for several labels per image
-    value: float | None = None
-    interval: tuple[float, float] | None = None  # 95%, of `value`
-    split: str = ""  # of the images of the result
-    images: int | None = None  # of the result
+    >>> outcome = vitreous.train("digits", out="runs/first", duration="2 steps", quiet=True)
+    >>> (row,) = vitreous.runs("runs")
+    >>> row.name, row.status, row.metric, row.split, row.images, row.steps
+    ('first', 'complete', 'top1', 'test', 360, 2)
+    """
+
+    path: Path  # the run directory
+    name: str  # name of the directory, with its parents if others have the same name
+    status: Status  # complete, running, interrupted, diverged (the loss was not finite) or damaged
+    detail: str = ""  # how far an unfinished run is; what is wrong with a damaged one
+    data: str = ""  # path or name that was trained on
+    metric: str = ""  # metric of the result: top1, or map for several labels per image
+    value: float | None = None  # value of that metric
+    interval: tuple[float, float] | None = None  # 95% interval of `value`
+    split: str = ""  # split that the result was measured on
+    images: int | None = None  # number of images of the result
     measured_on: str = ""  # a letter: results with different letters were measured on different images
-    best_metric: str = ""  # that selects the best weights, on the validation images
-    best_value: float | None = None
-    best_step: int | None = None
-    steps: int | None = None
-    total_steps: int | None = None
-    epochs: float | None = None
-    seconds: float | None = None
-    fingerprint: str = ""  # of data and splits, by name; "": not known
+    best_metric: str = ""  # metric that selects the best weights, on the validation images
+    best_value: float | None = None  # value of that metric
+    best_step: int | None = None  # step of the best weights
+    steps: int | None = None  # number of steps that are done
+    total_steps: int | None = None  # number of steps of the whole run
+    epochs: float | None = None  # number of epochs that are done
+    seconds: float | None = None  # training time
+    fingerprint: str = ""  # fingerprint of data and splits, by name; "": not known
     held_out: str = ""  # hash of the content of the validation and test images; "": not known
-    device: str = ""
-    version: str = ""
+    device: str = ""  # name of the GPU, or cpu
+    version: str = ""  # version of vitreous
     changed: str = ""  # date and time of the last change
-    settings: Mapping[str, Any] = field(default_factory=dict)  # all that determine the weights
-    differences: Mapping[str, Any] = field(default_factory=dict)  # of those, the ones that differ between the rows
+    settings: Mapping[str, Any] = field(default_factory=dict)  # all settings that determine the weights
+    differences: Mapping[str, Any] = field(default_factory=dict)  # those settings that differ between the rows
 
     def to_json(self) -> dict[str, Any]:
-        """Values for `json.dumps`."""
+        """Return the fields as values for `json.dumps`."""
         return {**asdict(self), "path": str(self.path)}
 
 
 def runs(*folders: str | os.PathLike[str], sort: Sort = "name") -> list[RunRow]:
-    """List the runs in folders, by default `runs`: `vitreous.runs("runs", sort="accuracy")`.
+    """List training runs, with their status, their results and the settings that differ.
 
-    `folders`: folders that contain runs, at up to three levels, run directories, or patterns such as "runs/photos-*".
-    A run that cannot be read is a row with the status "damaged" and the reason. `sort`: name, accuracy, best, epochs,
-    time, date or status; accuracies that were measured on different images are not mixed.
+    - `folders`: folders that contain runs, at up to three levels, run directories, or patterns such as "runs/photos-*";
+      default: the folder `runs`
+    - `sort`: name, accuracy, best, epochs, time, date or status; accuracies that were measured on different images are
+      not mixed
+
+    Returns a list of `RunRow`. A run that cannot be read is a row with the status "damaged" and the reason. A folder
+    that does not exist raises a `VitreousError`.
+
+    >>> for lr in (0.001, 0.003):
+    ...     outcome = vitreous.train("digits", out=f"runs/lr-{lr}", lr=lr, duration="2 steps", quiet=True)
+    >>> [(row.name, row.status, row.differences) for row in vitreous.runs("runs")]
+    [('lr-0.001', 'complete', {'lr': 0.001}), ('lr-0.003', 'complete', {'lr': 0.003})]
     """
     return list_runs(folders or ("runs",), sort, ProgressReporter(quiet=True))
 

@@ -3,17 +3,18 @@
 from typing import Any
 
 from vitreous.data.dataset import DataSet
-from vitreous.models.cost import cost
+from vitreous.models.custom import CustomConfig
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.training.plan import Plan
+from vitreous.training.user_parts import PARTS
 from vitreous.utils.memory import free_memory, size_text
 from vitreous.utils.progress import ProgressReporter, format_duration
 from vitreous.utils.sizes import pair
 
 
 def print_start_summary(data: DataSet, plan: Plan, reporter: ProgressReporter) -> None:
-    config, parameters = plan.config, cost(plan.model).parameters
+    config, parameters = plan.config, plan.parameters
     height, width = plan.size
     counts = ", ".join(f"{len(source):,} {name}" for name, source in data.splits.items())
     colours = "grey" if plan.model.channels == 1 else "RGB"
@@ -27,10 +28,11 @@ def print_start_summary(data: DataSet, plan: Plan, reporter: ProgressReporter) -
             ("data", f"{data.name}: {counts} images, {len(data.classes):,} classes ({data.split or 'no validation'})"),
             ("model", f"{describe_model(plan)}: {parameters:,} parameters{trained_text}, {height} x {width} {colours}"),
             *([("weights", f"start from {describe_initial_weights(plan)}")] if plan.facts.start else []),
+            *([("code", own)] if (own := _own_code(plan)) else []),
             ("run", f"{steps} of {plan.batch_size:,} images ({config.schedule.duration}), {passes_text}"),
             *([("time", f"about {format_duration(plan.seconds)}; --budget changes it")] if plan.seconds else []),
             ("device", f"{plan.device}, {plan.precision}"),
-            ("memory", f"about {size_text(plan.memory)} for a step; {size_text(free_memory(plan.device))} are free"),
+            ("memory", f"{_memory_text(plan)}; {size_text(free_memory(plan.device))} are free"),
         ]
     )
     reporter.note_once((*data.notes, *plan.notes))
@@ -40,8 +42,22 @@ def print_start_summary(data: DataSet, plan: Plan, reporter: ProgressReporter) -
         reporter.print("")
 
 
+def _own_code(plan: Plan) -> str:
+    """The loss, optimiser and augmentation of the user's own."""
+    values = plan.config.flat()
+    return ", ".join(f"{name} {values[name]}" for name in PARTS[1:] if getattr(plan.facts.parts, name) is not None)
+
+
+def _memory_text(plan: Plan) -> str:
+    if isinstance(plan.model, CustomConfig):
+        return f"{size_text(plan.memory)} for weights and optimiser; activations of a model of your own are not known"
+    return f"about {size_text(plan.memory)} for a step"
+
+
 def describe_model(plan: Plan) -> str:
     model = plan.model
+    if isinstance(model, CustomConfig):
+        return model.code
     if isinstance(model, ViTConfig) and model.backbone is None:
         patch = pair(model.patch_size)[0]
         return f"a ViT of width {model.width}, depth {model.depth}, {model.heads} heads, patch size {patch}"

@@ -19,9 +19,10 @@ from vitreous.evaluation.metrics import Result
 from vitreous.evaluation.training_images import FILE as DIGESTS_FILE
 from vitreous.evaluation.training_images import SeenImages
 from vitreous.training import comparison_run, defaults, initial_weights, legs, lr_search
-from vitreous.training.callbacks import Callback, Callbacks
+from vitreous.training.callbacks import Callback
 from vitreous.training.config import TrainConfig
 from vitreous.training.distributed import World
+from vitreous.training.facts import collect_facts
 from vitreous.training.initial_weights import InitialWeights
 from vitreous.training.loaders import RunLoaders, build_loaders
 from vitreous.training.loop import TrainingLoop
@@ -39,6 +40,7 @@ from vitreous.training.run_directory import RunDirectory
 from vitreous.training.start_summary import print_start_summary
 from vitreous.training.trainer import build_engine, train_to_end
 from vitreous.training.user_code import UserCode, describe_user_code, restore_user_code
+from vitreous.training.user_parts import UserParts, absolute_parts, name_parts
 from vitreous.utils.environment import command, environment
 from vitreous.utils.import_path import refuse_during_import
 from vitreous.utils.progress import ProgressReporter
@@ -56,24 +58,43 @@ def train(
     overwrite: bool = False,
     **fields: Any,
 ) -> Outcome:
-    """Train a model on images and write a run directory: `train("photos", model="S/16", lr=1e-3)`.
+    """Train a model on images, and write weights, metrics and a report to a run directory.
 
-    `data`: a path or name, or a Python object: a map-style dataset of (image, label), a Hugging Face dataset, a pair of
-    arrays, or a dict of these by split (see `open_data`). `callbacks`: see `vitreous.Callback`. A run is resumed by its
-    directory alone if data and callbacks are given as classes or functions that can be imported, or as text; otherwise
-    they have to be passed to `resume` again.
+    - `data`: a path or name, or a Python object: a map-style dataset of (image, label), a Hugging Face dataset, a pair
+      of arrays, or a dict of these by split (see `vitreous.open_data`)
+    - `config`: settings, such as those of `vitreous.recipe`. Settings that are not given are chosen from the data
+    - `callbacks`: instances or classes; see `vitreous.Callback`
+    - `quiet`: print nothing
+    - `overwrite`: replace the run in the run directory `out`; the earlier run is kept as OUT.replaced until the new run
+      is complete
+    - `fields`: fields of `vitreous.TrainConfig`, with the names of the command-line flags; they override those of
+      `config`. `model`, `loss`, `optimiser` and `augment` may also be your own code:
 
-    `fields` are fields of TrainConfig, with the names of the command-line flags; they override those of `config`.
-    Settings that are not given are chosen from the data. `overwrite`: replace the run in the run directory `out`; the
-    earlier run is kept as OUT.replaced until the new run is complete. `quiet`: print nothing.
+      - `model`: a torch module from images (B, C, H, W) to logits (B, classes); or a class or function that builds it,
+        called with those of `num_classes`, `channels` and `image_size` that it takes
+      - `loss`: a function of logits and targets that returns one value per image or their mean, or a class of such
+        objects
+      - `optimiser`: a subclass of `torch.optim.Optimizer`, or a function of groups of parameters that returns one
+      - `augment`: a function of a batch of images (B, C, H, W), 0 to 1, or a class of such objects
+
+    Returns an `Outcome`. Wrong settings or data raise a `VitreousError` before anything is written. `vitreous.resume`
+    continues an interrupted run by its directory alone if data, callbacks and your own code are given as classes or
+    functions that can be imported, or as text (`file.py:name`); otherwise they have to be passed to it again.
+
+    >>> outcome = vitreous.train("digits", out="run", duration="30 steps", lr=0.003, quiet=True)
+    >>> sorted(path.name for path in outcome.run.glob("*.safetensors"))
+    ['best.safetensors', 'image_digests.safetensors', 'last.safetensors']
+    >>> vitreous.load("run").config.num_classes  # the best weights
+    10
     """
     refuse_during_import("vitreous.train")
-    config = TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields})
+    fields, objects = name_parts(fields)
+    config = absolute_parts(TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields}))
     world = World.current()
     reporter = ProgressReporter(quiet or not world.is_main)
     if world.size > 1 and config.run.out is None:
         raise VitreousError("out: give a run directory, since several processes train together and write to one")
-    code = describe_user_code(data, callbacks)
+    code = describe_user_code(data, callbacks, config, objects)
     with run_settings(config.run.device, config.run.deterministic):
         opened = open_data(data, config.reading, reporter.bar)
         directory = RunDirectory.for_new_run(config.run.out, opened.name, overwrite)
@@ -89,27 +110,38 @@ def resume(
     quiet: bool = False,
     **fields: Any,
 ) -> Outcome:
-    """Continue an interrupted run exactly where its last saved state ends, or extend a run, finished or not:
-    `resume("runs/a", duration="150 epochs")`.
+    """Continue an interrupted run exactly where its last saved state ends, or extend a run, finished or not.
 
-    `config`: the settings to compare with those of the run; `fields` are fields of TrainConfig that override it. The
-    duration and settings that do not affect the weights may change; other differences are an error that lists them.
-    `data`: the new location of the images, if they have moved, or the Python object that the run was started with.
-    `callbacks`: those of the run, if they were not given as classes that can be imported.
+    - `run`: the run directory
+    - `config`: the settings to compare with those of the run
+    - `data`: the new location of the images, if they have moved, or the Python object that the run was started with
+    - `callbacks`: those of the run, if they were not given as classes that can be imported
+    - `quiet`: print nothing
+    - `fields`: fields of `vitreous.TrainConfig` that override `config`. The duration and settings that do not affect
+      the weights may change. `model`, `loss`, `optimiser` and `augment`: the objects of the run, if they cannot be
+      imported
+
+    Returns an `Outcome`; that of the run if it is complete. Other settings, images or callbacks than those of the run
+    raise a `VitreousError` that lists the differences.
+
+    >>> outcome = vitreous.train("digits", out="run", duration="2 steps", quiet=True)
+    >>> vitreous.resume("run", duration="4 steps", quiet=True).steps
+    4
     """
     refuse_during_import("vitreous.resume")
     directory, world = RunDirectory.open(run), World.current()
     reporter = ProgressReporter(quiet or not world.is_main)
     description = directory.description()
     stored = directory.config()
-    config = TrainConfig.from_flat({**(config or stored).flat(), **fields})
+    fields, objects = name_parts(fields)
+    config = absolute_parts(TrainConfig.from_flat({**(config or stored).flat(), **fields}))
     check_same_config(stored, config, directory)
     if is_complete(directory) and config.schedule.duration == stored.schedule.duration:
         return _nothing_to_do(directory, reporter)
     with directory.locked(world.is_main), run_settings(config.run.device, config.run.deterministic):
-        code = restore_user_code(directory, description, data, callbacks, reporter)
+        code = restore_user_code(directory, description, data, callbacks, config, objects, reporter)
         opened = open_data(code.data, config.reading, reporter.bar)
-        return _continue(opened, config, directory, reporter, world, code.callbacks)
+        return _continue(opened, code, config, directory, reporter, world)
 
 
 def _nothing_to_do(directory: RunDirectory, reporter: ProgressReporter) -> Outcome:
@@ -128,7 +160,7 @@ def _start(
 ) -> Outcome:
     """Start a new run. All errors in settings and data are raised before the run directory is created."""
     comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
-    plan, weights = _plan_new_run(data, config, world)
+    plan, weights = _plan_new_run(data, config, world, code.parts)
     start = plan.facts.start
     print_start_summary(data, plan, reporter)
     reporter.note_once(code.notes)
@@ -149,10 +181,10 @@ def _start(
     }
     if plan.lr_candidates:
         highest = lr_search.candidate_config(plan, max(plan.lr_candidates))
-        make_plan(lr_search.candidate_splits(data, plan.config), highest, world, start)
+        make_plan(lr_search.candidate_splits(data, plan.config), highest, world, start, parts=code.parts)
         _create(directory, description, reporter, world)
         with directory.locked(world.is_main):
-            return _search_and_train(data, plan, directory, weights, reporter, world, code.callbacks)
+            return _search_and_train(data, plan, code, directory, weights, reporter, world)
     loaders = build_loaders(data, plan, world, reporter)
     engine = build_engine(data, plan, loaders, weights)
     _create(directory, {**description, "config": _stored_config(plan.config, loaders).flat()}, reporter, world)
@@ -173,11 +205,11 @@ def _create(directory: RunDirectory, description: dict[str, Any], reporter: Prog
 
 def _continue(
     data: DataSet,
+    code: UserCode,
     config: TrainConfig,
     directory: RunDirectory,
     reporter: ProgressReporter,
     world: World,
-    callbacks: Callbacks,
 ) -> Outcome:
     """Continue a run that is not complete, or extend it if its duration has changed."""
     check_same_data(data, directory)
@@ -191,10 +223,10 @@ def _continue(
     comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
     description = directory.description()
     start, weights = initial_weights_of(directory, description, config)
-    plan = make_plan(data, config, world, start, resumed=True)
+    plan = make_plan(data, config, world, start, resumed=True, parts=code.parts)
     use_same_device(plan.device, description)
     if plan.lr_candidates:
-        return _search_and_train(data, plan, directory, weights, reporter, world, callbacks)
+        return _search_and_train(data, plan, code, directory, weights, reporter, world)
     loaders = build_loaders(data, plan, world, reporter)
     if SeenImages.read(directory.path) is None:
         reporter.note(f"{DIGESTS_FILE} is missing: images replaced since the run was started are not detected")
@@ -207,21 +239,25 @@ def _continue(
             legs.begin_leg(directory, extension)
         world.barrier()
         reporter.note(extension.legs[-1].text)
-    loop = TrainingLoop(plan, loaders, engine, directory, reporter, world, callbacks)
+    loop = TrainingLoop(plan, loaders, engine, directory, reporter, world, code.callbacks)
     return train_to_end(data, loop, resumed=True)
 
 
 def _search_and_train(
     data: DataSet,
     plan: Plan,
+    code: UserCode,
     directory: RunDirectory,
     weights: State,
     reporter: ProgressReporter,
     world: World,
-    callbacks: Callbacks,
 ) -> Outcome:
     """Select the learning rate with one run per candidate, then train with it on all training images. The callbacks
     belong to the latter."""
+
+    description = directory.description()
+    in_memory = bool(description.get("data_in_memory"))
+    own = UserCode(data, description["data"], data_in_memory=in_memory, parts=code.parts)
 
     def run_candidate(part: DataSet, config: TrainConfig, place: RunDirectory) -> Result | None:
         quieter = reporter.without_tables()
@@ -231,14 +267,13 @@ def _search_and_train(
             changeable = {name: config.flat()[name] for name in CHANGEABLE_FIELDS}
             config = TrainConfig.from_flat({**place.description()["config"], **changeable})
             with place.locked(world.is_main):
-                return _continue(part, config, place, quieter, world, Callbacks()).result
-        description = directory.description()
-        code = UserCode(part, description["data"], data_in_memory=bool(description.get("data_in_memory")))
-        return _start(part, code, config, place, quieter, world).result
+                return _continue(part, own, config, place, quieter, world).result
+        return _start(part, own, config, place, quieter, world).result
 
     choice = lr_search.search_learning_rate(data, plan, directory, run_candidate, reporter, world)
     reporter.note(f"lr = {choice.value:g}: {choice.why}")
-    plan = make_plan(data, plan.config.with_(lr=choice.value), world, plan.facts.start, resumed=True)
+    chosen = plan.config.with_(lr=choice.value)
+    plan = make_plan(data, chosen, world, plan.facts.start, resumed=True, parts=code.parts)
     loaders = build_loaders(data, plan, world, reporter)
     engine = build_engine(data, plan, loaders, weights)
     if world.is_main:
@@ -248,13 +283,13 @@ def _search_and_train(
         directory.write_description({**description, "config": config, "choices": choices})
     record_images(directory, loaders, plan.config, world)
     _report_unreadable(loaders, directory, reporter, world)
-    loop = TrainingLoop(plan, loaders, engine, directory, reporter, world, callbacks)
+    loop = TrainingLoop(plan, loaders, engine, directory, reporter, world, code.callbacks)
     return train_to_end(data, loop, resumed=False)
 
 
-def _plan_new_run(data: DataSet, config: TrainConfig, world: World) -> tuple[Plan, State]:
+def _plan_new_run(data: DataSet, config: TrainConfig, world: World, parts: UserParts) -> tuple[Plan, State]:
     """Choose the initial weights and all settings of a run, and load the weights."""
-    facts = defaults.collect_facts(data)
+    facts = collect_facts(data, parts=parts)
     config, chosen = defaults.choose_start(config, facts)
     start, weights = _load_start(config, data)
     plan = make_plan(data, config, world, start, facts=facts)

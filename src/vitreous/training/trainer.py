@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from signal import SIGINT
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError
-from vitreous.models.zoo import build_model
+from vitreous.models import BiT, VisionTransformer
 from vitreous.training import legs, lora, state
 from vitreous.training.engine import BatchPreparation, Engine
 from vitreous.training.final_evaluation import finish_run
@@ -17,12 +18,11 @@ from vitreous.training.loaders import RunLoaders
 from vitreous.training.loop import TrainingLoop
 from vitreous.training.metric_loggers import MetricLogger, TensorBoardLogger, WandbLogger
 from vitreous.training.optim.ema import Ema
-from vitreous.training.optim.losses import build_loss
-from vitreous.training.optim.optimisers import build_optimisers
 from vitreous.training.outcome import Outcome
 from vitreous.training.plan import Plan
 from vitreous.training.run_directory import RunDirectory
 from vitreous.training.signals import Stopped
+from vitreous.training.user_parts import build_initial_model, build_run_loss, build_run_optimisers, user_augment
 from vitreous.utils.device import float64_device
 from vitreous.utils.environment import program
 from vitreous.utils.torch_settings import seed
@@ -34,20 +34,23 @@ def build_engine(data: DataSet, plan: Plan, loaders: RunLoaders, weights: State 
     the dict is emptied, to free the memory."""
     config = plan.config
     seed(config.run.seed, plan.device)
-    model = build_model(plan.model)  # initialised on the CPU, so that all devices start from the same weights
+    parts = plan.facts.parts
+    # Initialised on the CPU, so that all devices start from the same weights.
+    model = build_initial_model(plan.model, parts, config.run.seed)
     if weights:
         model.load_state_dict(weights)
         weights.clear()
-    lora.add_adapters_(model, config.finetuning)
+    if config.finetuning.lora:
+        lora.add_adapters_(cast(VisionTransformer | BiT, model), config.finetuning)
     model.preprocessing, model.labels, model.multi_label = plan.preprocessing, data.classes, data.multi_label
     model.to(plan.device)
-    loss = build_loss(config.objective, data.train.labels, plan.facts.classes, plan.device)
+    loss = build_run_loss(config, parts, data.train.labels, data.multi_label, plan.facts.classes, plan.device)
     mean, std = _mean_and_std(plan)
     engine = Engine(
         model,
         loss,
-        BatchPreparation(loaders.train.cropper, config.augmentation, mean, std, loss),
-        build_optimisers(model, config.optimiser),
+        BatchPreparation(loaders.train.cropper, config.augmentation, mean, std, loss, user_augment(config, parts)),
+        build_run_optimisers(model, config.optimiser, parts),
         Ema(model, config.optimiser.ema) if config.optimiser.ema else None,
         config.optimiser.clip,
         plan.micro_batch,

@@ -3,6 +3,7 @@
 A run that uses such code stores its import paths, so that another process can import the same functions and classes.
 """
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -21,6 +22,7 @@ from vitreous.errors import VitreousError, brief, one_line
 
 FILE_MODULE_PREFIX = "vitreous_user_file_"  # modules imported from a file, in sys.modules
 
+_PACKAGE = str(Path(__file__).parents[1])
 _importing: ContextVar[str | None] = ContextVar("importing", default=None)
 
 
@@ -70,6 +72,36 @@ def import_path_of(value: object) -> str | None:
     return f"{Path(file).resolve()}:{name}"
 
 
+def absolute_import_path(text: str) -> str:
+    """The same import path with an absolute path of the file, so that it can be imported from any folder."""
+    place, _, name = text.rpartition(":")
+    return f"{Path(place).expanduser().absolute()}:{name}" if place.endswith(".py") else text
+
+
+def short_import_path(text: str) -> str:
+    """The same import path with the name of the file only."""
+    place, _, name = text.rpartition(":")
+    return f"{Path(place).name}:{name}" if place.endswith(".py") else text
+
+
+def object_text(value: object) -> str:
+    """A description of an object that has no import path: "<Net object>"."""
+    named = value.func if isinstance(value, functools.partial) else value
+    named = named if hasattr(named, "__qualname__") else type(named)
+    name = str(named.__qualname__).replace("<lambda>", "lambda").replace(".<locals>", "")
+    return f"<{'partial ' if isinstance(value, functools.partial) else ''}{name} object>"
+
+
+def is_object_text(text: str) -> bool:
+    """Whether a text has the form of `object_text`."""
+    return text.startswith("<") and text.endswith(" object>")
+
+
+def is_user_code(text: str | None) -> bool:
+    """Whether the text of a setting names code of the user."""
+    return text is not None and (is_import_path(text) or is_object_text(text))
+
+
 def source_digest(text: str) -> str | None:
     """A hash of the file with the code at an import path, to detect changes. None: there is no source file."""
     place = text.rpartition(":")[0]
@@ -91,6 +123,25 @@ def refuse_during_import(action: str) -> None:
         raise VitreousError(
             f'{text} calls {action} while it is imported: put the call under `if __name__ == "__main__":`'
         )
+
+
+def run_user_code(what: str, function: Any, *arguments: Any, **named: Any) -> Any:
+    """Call code of the user. Its errors become a VitreousError that names the line; the original is its cause."""
+    try:
+        return function(*arguments, **named)
+    except VitreousError:
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's: the caller may try again with fewer images
+            raise
+        raise VitreousError(f"{what}: {type(error).__name__}: {one_line(error)}{_place_of(error)}") from error
+
+
+def _place_of(error: BaseException) -> str:
+    """The innermost line of the user's own code that an error went through: " (mine.py, line 3)"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_installed(Path(frame.filename)) and _PACKAGE not in frame.filename]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def _import_file(path: Path) -> ModuleType:

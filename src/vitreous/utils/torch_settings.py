@@ -1,9 +1,11 @@
 """Process-wide settings of torch, changed for a run and restored: dtype, grad mode, threads, determinism, seeds."""
 
 import os
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import torch
 
 from vitreous.errors import VitreousError
@@ -67,6 +69,23 @@ def seed(number: int, device: torch.device) -> None:
             torch.cuda.manual_seed(number)
     if device.type == "mps":
         torch.mps.manual_seed(number)
+
+
+@contextmanager
+def seeded_generators(number: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed the global random generators of torch (CPU and this device), numpy and Python, for code of the user inside
+    the block; restore them after it."""
+    python, arrays = random.getstate(), np.random.get_state()
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
+        seed(number, device or torch.device("cpu"))
+        random.seed(number)
+        np.random.seed(number % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
 
 
 def set_threads(count: int) -> None:

@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import overload
 
 import torch
 
 from vitreous.errors import VitreousError, VitreousWarning, brief, find_url
 from vitreous.models.base import check_num_classes, with_classes
+from vitreous.models.custom import CustomModel
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing, preset
 from vitreous.utils.sizes import Size, pair
 from vitreous.weights.checkpoint import Checkpoint, Config, meta_model, parameter_shapes
 from vitreous.weights.checkpoint_files import open_checkpoint
+from vitreous.weights.custom import load_custom
 from vitreous.weights.detect import detect_and_read, name_unsupported_model
 from vitreous.weights.dialect import Hints, ParsedCheckpoint
 from vitreous.weights.known_weights import KnownWeights
@@ -30,6 +33,7 @@ MAX_LISTED = 24  # tensors that an error or warning lists
 MAX_MESSAGE = 4000  # characters of an error, which may quote names in the file
 
 
+@overload
 def load(
     source: str | os.PathLike[str],
     *,
@@ -40,18 +44,53 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = torch.float32,
     preprocessing: Preprocessing | str | None = None,
-) -> VisionTransformer | BiT:
-    """Load the model of a checkpoint in any dialect, in eval mode. `source`: a file, a folder, `hf://owner/name`, a
-    name of `vitreous models --weights` such as "deit-tiny", which is downloaded if there is no such file, or
-    "vitreous-mini", which comes with the package (for a file of that name: "./vitreous-mini", or a Path).
+    model: None = None,
+) -> VisionTransformer | BiT: ...
+@overload
+def load(source: str | os.PathLike[str], *, model: object, device: torch.device | str = "cpu") -> CustomModel: ...
 
-    `num_classes=K`: replace the head, and the pre-logits layer before it, by a new head of zeros; 0: no head.
-    `image_size`: resample the positional embeddings to this size. `heads`: for files that do not contain it.
-    `strict=False`: initialise missing tensors at random and ignore unexpected ones, with a warning.
-    `dtype=None`: keep the dtype of the file. `preprocessing`: a Preprocessing, or google, augreg, deit, torchvision or
-    dino, for files that do not contain it. The model has `report` (a LoadReport), `labels`, `preprocessing` and
-    `calibration` (None unless `vitreous.calibrate` wrote the file).
+
+def load(  # noqa: PLR0913 (keyword arguments)
+    source: str | os.PathLike[str],
+    *,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    heads: int | None = None,
+    strict: bool = True,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    preprocessing: Preprocessing | str | None = None,
+    model: object = None,
+) -> VisionTransformer | BiT | CustomModel:
+    """Load the model of a checkpoint in any dialect: Google, timm, Hugging Face, torchvision, DINO, our own.
+
+    - `source`: a file, a folder, `hf://owner/name`, a name of `vitreous models --weights` such as "deit-tiny", which is
+      downloaded if there is no such file, or "vitreous-mini", which comes with the package (for a file of that name:
+      "./vitreous-mini", or a `Path`)
+    - `num_classes`: replace the head, and the pre-logits layer before it, by a new head of zeros; 0: no head
+    - `image_size`: resample the position embeddings to this size: one number or (height, width)
+    - `heads`: number of attention heads, for files that do not contain it
+    - `strict`: False: initialise missing tensors at random and ignore unexpected ones, with a warning
+    - `device`: of the weights
+    - `dtype`: of the weights; None: that of the file
+    - `preprocessing`: a `Preprocessing`, or google, augreg, deit, torchvision or dino, for files that do not contain it
+    - `model`: for weights of a model of your own, from `vitreous.train(model=...)`: its class, the function that
+      builds it, its import path (`file.py:name`), or a module, which is copied; only `device` can be given with it
+
+    Returns the model in eval mode, with `report` (a `LoadReport`), `labels`, `preprocessing` and `calibration`. A file
+    that is damaged or not fully understood raises a `VitreousError`.
+
+    >>> from sklearn.datasets import load_sample_image
+    >>> model = vitreous.load("vitreous-mini")
+    >>> logits = model(model.preprocessing([load_sample_image("china.jpg")]))
+    >>> model.labels[int(logits.argmax())]
+    'church'
     """
+    if model is not None:
+        _refuse_changes(num_classes=num_classes, image_size=image_size, heads=heads, preprocessing=preprocessing)
+        if not strict or dtype not in (torch.float32, None):
+            raise VitreousError("strict and dtype: cannot be given for a model of your own")
+        return load_custom(source, model, device)
     with _garbage_collection_disabled():
         checkpoint = read_checkpoint(
             source,
@@ -63,12 +102,18 @@ def load(
             dtype=dtype,
             preprocessing=preprocessing,
         )
-        model = meta_model(checkpoint.config)
-        model.load_state_dict(checkpoint.state, assign=True)
-    model.preprocessing, model.labels = checkpoint.preprocessing, checkpoint.labels
-    model.multi_label, model.calibration = checkpoint.multi_label, checkpoint.calibration
-    model.report, model.extras = checkpoint.report, checkpoint.extras
-    return model.eval()
+        loaded = meta_model(checkpoint.config)
+        loaded.load_state_dict(checkpoint.state, assign=True)
+    loaded.preprocessing, loaded.labels = checkpoint.preprocessing, checkpoint.labels
+    loaded.multi_label, loaded.calibration = checkpoint.multi_label, checkpoint.calibration
+    loaded.report, loaded.extras = checkpoint.report, checkpoint.extras
+    return loaded.eval()
+
+
+def _refuse_changes(**changes: object) -> None:
+    """Raise an error for arguments that a model of the user's own cannot take."""
+    if given := [name for name, value in changes.items() if value is not None]:
+        raise VitreousError(f"{given[0]}: cannot be changed for a model of your own; change its code")
 
 
 @contextmanager

@@ -22,18 +22,25 @@ class Remarks:
 
 @dataclass
 class LoadReport:
-    """Dialect, inferred config, and how each tensor was treated. `print(model.report)` shows it as text."""
+    """What `vitreous.load` did with a file: `model.report`. `print(model.report)` shows it as text.
 
-    source: str
-    container: str
-    dialect: str
-    config: ViTConfig | BiTConfig
-    used: tuple[str, ...] = ()
-    ignored: Mapping[str, str] = field(default_factory=dict)  # tensor name -> reason
-    unexpected: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()  # parameter names
+    >>> report = vitreous.load("vitreous-mini").report
+    >>> print(report)
+    vitreous-mini: native (safetensors), 90 tensors used
+    >>> report.missing, report.guessed
+    ((), '')
+    """
+
+    source: str  # the file, folder or name
+    container: str  # safetensors, npz, PyTorch ...
+    dialect: str  # the library whose tensor names and layout the file has; native: our own
+    config: ViTConfig | BiTConfig  # config in the file, or inferred from its tensors
+    used: tuple[str, ...] = ()  # names of tensors
+    ignored: Mapping[str, str] = field(default_factory=dict)  # tensors that are known and not needed, with the reason
+    unexpected: tuple[str, ...] = ()  # tensors that were not used, with strict=False
+    missing: tuple[str, ...] = ()  # parameters that were initialised at random, with strict=False
     facts: tuple[str, ...] = ()  # notes that are not guesses
-    guesses: Mapping[str, str] = field(default_factory=dict)  # by topic, what the file does not contain and was assumed
+    guesses: Mapping[str, str] = field(default_factory=dict)  # what the file does not contain and was assumed, by topic
     origin: Mapping[str, Any] = field(default_factory=dict)  # file and dialect that the weights were converted from
 
     @property
@@ -49,6 +56,7 @@ class LoadReport:
         return f"guessed, because the file does not contain it: {'; '.join(lines)}" if lines else ""
 
     def add_note(self, note: str) -> None:
+        """Add a note that is not a guess."""
         self.facts = (*self.facts, note)
 
     def about(self, *topics: str) -> list[str]:

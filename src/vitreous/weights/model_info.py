@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
 from vitreous.models.base import Model
+from vitreous.models.custom import CustomModel
 from vitreous.models.standard import difference
 from vitreous.preprocessing import Preprocessing, default_preprocessing
 from vitreous.weights.labels import imagenet1k
@@ -48,6 +49,8 @@ def content_hash(model: Model) -> str:
 
     The computation of a hook, an adapter or a replaced module cannot be hashed: such a model has a new hash every time.
     """
+    if isinstance(model, CustomModel):
+        return tensors_digest(model.module.state_dict(), f"{model.config!r}{model.code_digest or token_hex()}")
     changed = difference(model, allowed=("compiled", "shared"))
     config = f"{model.config!r}{token_hex()}" if changed else repr(model.config)
     return tensors_digest(dict(model.named_parameters(remove_duplicate=False)), config)

@@ -5,8 +5,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from vitreous import __version__
-from vitreous.errors import VitreousError, one_line, summarize_names
+from vitreous.errors import VitreousError, brief, one_line, summarize_names
 from vitreous.models.calibration import Calibration
+from vitreous.models.custom import CustomConfig
 from vitreous.models.resnet import BiTConfig, ResNetConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
@@ -18,6 +19,7 @@ from vitreous.weights.tensors import Tensors
 
 CONFIG_CLASSES: dict[str, Any] = {"vit": ViTConfig, "bit": BiTConfig}
 EXTRAS = ("mask_token",)
+CUSTOM = "custom"  # kind of a model of the user's own, see custom.py
 
 
 def _matches(tensors: Tensors, config_json: dict[str, Any]) -> bool:
@@ -31,6 +33,11 @@ def _read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
         raise VitreousError(f"its metadata is not JSON ({one_line(error)})") from error
     if not isinstance(metadata, dict) or not isinstance(metadata.get("config"), dict):
         raise VitreousError("its metadata has no config")
+    if metadata.get("model") == CUSTOM:
+        raise VitreousError(
+            f"it holds the weights of a model of your own, {brief(metadata['config'].get('code'))}; loading it runs"
+            " that code: vitreous.load(FILE, model=...), or --trust-code for predict, evaluate and features"
+        )
     config = config_from_json(metadata.get("model"), metadata["config"])
     layers = config.depth if isinstance(config, ViTConfig) else sum(config.blocks)
     if layers > len(tensors):  # checked before the model is built
@@ -112,7 +119,7 @@ def _build(config_class: Any, values: dict[str, Any]) -> Any:
     return config_class(**values)
 
 
-def check_labels(labels: Any, config: Config) -> Labels:
+def check_labels(labels: Any, config: Config | CustomConfig) -> Labels:
     """Return the labels as a tuple; raise an error if their number differs from the number of classes."""
     if labels is None:
         return None

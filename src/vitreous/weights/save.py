@@ -32,12 +32,21 @@ FOLDER_FILES = ("model.safetensors", "config.json", "preprocessor_config.json") 
 def save(
     model: VisionTransformer | BiT, path: str | os.PathLike[str], *, to: DialectName = "native", force: bool = False
 ) -> tuple[str, ...]:
-    """Write a model with its config, preprocessing and labels. `to`: another dialect, as in `convert`.
+    """Write a model with its config, preprocessing and labels, so that `vitreous.load` returns the same model.
 
-    The written file loads and computes the same outputs. If that is not possible (hooks, adapters, replaced modules,
-    NaN in the weights), nothing is written, and the error names the reason. A new linear head is saved, with its number
-    of classes. `force`: write a model whose computation was changed, but not its tensors, as its config describes it,
-    with a warning. An existing file is replaced when the new file is complete.
+    - `model`: a `VisionTransformer` or `BiT`. A new linear head is saved, with its number of classes
+    - `path`: of the .safetensors file. An existing file is replaced when the new file is complete
+    - `to`: another dialect, as in `vitreous.convert`
+    - `force`: write a model whose computation was changed, but not its tensors, as its config describes it, with a
+      `VitreousWarning`
+
+    Returns notes on what the file cannot contain. If the file would not compute the same outputs (hooks, adapters,
+    replaced modules, NaN in the weights), nothing is written, and a `VitreousError` names the reason.
+
+    >>> model = vitreous.load("vitreous-mini", image_size=128)
+    >>> notes = vitreous.save(model, "mini-128.safetensors")
+    >>> vitreous.load("mini-128.safetensors").config.image_size
+    (128, 128)
     """
     _check_target(Path(path), to)
     return _write_checkpoint(snapshot(model, force), path, to, force)
@@ -57,9 +66,21 @@ def convert(  # noqa: PLR0913 (keyword arguments, the same as the command's flag
 ) -> tuple[str, ...]:
     """Write a checkpoint in another dialect, with bit-identical weights, so that the library of the dialect loads it.
 
-    A model that the dialect cannot represent is an error that names the reasons; `force` writes the rest, if vitreous
-    can load that. An existing target is an error, unless `overwrite` is set: it is then replaced when the new one is
-    complete. Returns notes about the conversion.
+    - `source`: as in `vitreous.load`
+    - `target`: the file to write; a folder for dialects that consist of several files
+    - `to`: the dialect: native, google, big-vision, bit, timm, huggingface, torchvision, dino or dinov2
+    - `force`: write a model that the dialect cannot represent completely, if vitreous can load the rest
+    - `overwrite`: replace an existing target, when the new one is complete
+    - `num_classes`, `image_size`, `heads`, `preprocessing`: as in `vitreous.load`
+
+    Returns notes about the conversion. A model that the dialect cannot represent, and an existing target, raise a
+    `VitreousError`.
+
+    >>> notes = vitreous.convert("vitreous-mini", "mini.npz", "big-vision")
+    >>> notes[0]
+    'the labels are not stored: this format cannot store them'
+    >>> print(vitreous.load("mini.npz", preprocessing="google").report)
+    mini.npz: big-vision (npz), ... tensors used...
     """
     _check_target(Path(target), to)
     check_output(Path(target), overwrite, None if DIALECTS[to].suffixes else lambda folder: FOLDER_FILES)

@@ -78,7 +78,7 @@ def build_loss(options: config.Objective, labels: Tensor, classes: int, device: 
         raise VitreousError(f"label_smoothing = {smoothing}: expected at least 0 and below 1")
     if options.class_weights not in (None, "none", "balanced"):
         raise VitreousError(f"class_weights = {options.class_weights!r}: expected 'none' or 'balanced'")
-    _check_labels(labels, classes)
+    check_target_labels(labels, classes)
     weights = positive_weights = None
     if options.class_weights == "balanced":
         if multi_label:
@@ -102,7 +102,7 @@ def balanced_positive_weights(labels: Tensor) -> Tensor:
     return torch.where(positives > 0, weights.clamp(1 / MAX_POSITIVE_WEIGHT, MAX_POSITIVE_WEIGHT), 1.0).float()
 
 
-def _check_labels(labels: Tensor, classes: int) -> None:
+def check_target_labels(labels: Tensor, classes: int) -> None:
     """Checked before training: on a GPU a class out of range would abort the process."""
     if not len(labels) or labels.ndim > 2:
         raise VitreousError(f"labels: expected one or more, (N,) or (N, {classes}), got {tuple(labels.shape)}")

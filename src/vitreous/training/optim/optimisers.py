@@ -5,20 +5,21 @@ momentum.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, get_args, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
 from vitreous.models import BiT, VisionTransformer
+from vitreous.models.custom import CustomModel
 from vitreous.training import config
 from vitreous.training.optim.lamb import Lamb
 from vitreous.training.optim.muon import Muon
 from vitreous.training.optim.parameters import (
     freeze_,
-    last_layer,
+    layer_decay_factors,
     layer_of,
     lr_factors,
     muon_matrices,
@@ -27,7 +28,7 @@ from vitreous.training.optim.parameters import (
 
 __all__ = ["Lamb", "Muon", "Optimisers", "Sgd", "build_optimisers", "clip_gradients_", "layer_of"]
 
-KINDS = get_args(get_args(get_type_hints(config.Optimiser)["optimiser"])[0])
+KINDS = config.CHOICES["optimiser"]
 USED_BY = {"momentum": ("sgd",), "betas": ("adamw", "muon", "lamb"), "muon_lr": ("muon",), "muon_momentum": ("muon",)}
 
 
@@ -66,6 +67,10 @@ class Optimisers:
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
 
+    def state_tensors(self, names: Mapping[Tensor, str]) -> dict[str, Any]:
+        """The tensors of the state, by the names of the parameters."""
+        return {names[p]: dict(o.state[p]) for o in self.optimisers for p in o.state}
+
     @property
     def learning_rate(self) -> float:
         """The learning rate of AdamW, SGD or LAMB before multipliers, for display."""
@@ -73,7 +78,7 @@ class Optimisers:
 
 
 def build_optimisers(
-    model: VisionTransformer | BiT, options: config.Optimiser, fused: bool | None = None
+    model: VisionTransformer | BiT | CustomModel, options: config.Optimiser, fused: bool | None = None
 ) -> Optimisers:
     """Freeze parameters by `options.freeze`, and return the optimisers of the others.
 
@@ -81,16 +86,17 @@ def build_optimisers(
     """
     _check_optimiser(options)
     lr, decay = options.lr or 0.0, options.weight_decay or 0.0
-    freeze_(model, options.freeze)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    inner = model.module if isinstance(model, CustomModel) else model
+    freeze_(inner, options.freeze)
+    trained = {name: p for name, p in inner.named_parameters() if p.requires_grad}
     matrices = _trained_matrices(model, trained) if options.optimiser == "muon" else {}
     factors = lr_factors(trained, options.lr_multipliers)
-    last = last_layer(model)
+    layer_factors = layer_decay_factors(model, trained, options.layer_decay)
 
     # Key: peak learning rate, decay, parts for Muon (0: not Muon), whether decay applies (even if it is 0).
     groups: dict[tuple[float, float, int, bool], list[nn.Parameter]] = {}
     for name, p in trained.items():
-        factor = factors[name] * options.layer_decay ** (last - layer_of(name, model))
+        factor = factors[name] * layer_factors[name]
         peak = (options.muon_lr if name in matrices else lr) * factor
         decays = takes_weight_decay(name, p)
         groups.setdefault((peak, decay if decays else 0.0, matrices.get(name, 0), decays), []).append(p)
@@ -156,10 +162,12 @@ def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimiser.param_groups for p in group["params"]]
 
 
-def _trained_matrices(model: VisionTransformer | BiT, trained: dict[str, nn.Parameter]) -> dict[str, int]:
+def _trained_matrices(model: VisionTransformer | BiT | CustomModel, trained: dict[str, nn.Parameter]) -> dict[str, int]:
     matrices = {name: parts for name, parts in muon_matrices(model).items() if name in trained}
     if not matrices:
-        why = "a BiT has none" if isinstance(model, BiT) else "all of them are frozen"
+        why = "all of them are frozen"
+        if not isinstance(model, VisionTransformer):
+            why = "a BiT has none" if isinstance(model, BiT) else "those of a model of your own are not known"
         raise VitreousError(
             f"optimiser = 'muon': trains the weight matrices of a ViT's blocks, and {why}; use adamw or sgd"
         )

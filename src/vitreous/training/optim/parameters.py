@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
 from vitreous.models import BiT, VisionTransformer
+from vitreous.models.custom import CustomModel
 
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 UNIT = re.compile(r"backbone\.stages\.(\d+)\.(\d+)\.")
@@ -51,10 +52,22 @@ def layer_of(name: str, model: VisionTransformer | BiT) -> int:
     raise VitreousError(f"{type(model).__name__} has no parameter {name!r}")
 
 
-def muon_matrices(model: VisionTransformer | BiT) -> dict[str, int]:
+def layer_decay_factors(
+    model: VisionTransformer | BiT | CustomModel, names: Iterable[str], decay: float
+) -> dict[str, float]:
+    """The factor of layer-wise learning-rate decay of each parameter."""
+    if decay == 1:
+        return dict.fromkeys(names, 1.0)
+    if isinstance(model, CustomModel):
+        raise VitreousError("layer_decay: the layers of a model of your own are not known; use lr_multipliers")
+    last = last_layer(model)
+    return {name: decay ** (last - layer_of(name, model)) for name in names}
+
+
+def muon_matrices(model: VisionTransformer | BiT | CustomModel) -> dict[str, int]:
     """The weight matrices of the encoder blocks by name, each with the number of matrices that it consists of: 3 for
     queries, keys and values, 2 for gate and value of SwiGLU."""
-    if isinstance(model, BiT):
+    if not isinstance(model, VisionTransformer):
         return {}
     counts = {"qkv": 3, "fc1": 2 if model.config.mlp == "swiglu" else 1}
     matches = {name: MATRIX.fullmatch(name) for name, _ in model.named_parameters()}
@@ -67,13 +80,17 @@ class TrainablePart:
 
     parameters: int
     layer_fraction: float  # of the layers, from the lowest trained one up: lower ones keep no activations for backward
+    all_parameters: int  # with frozen ones and adapters
 
 
-def trainable_part(model: VisionTransformer | BiT) -> TrainablePart:
+def trainable_part(model: VisionTransformer | BiT | CustomModel) -> TrainablePart:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    count, total = (sum(p.numel() for p in some) for some in (trained.values(), model.parameters()))
+    if isinstance(model, CustomModel):
+        return TrainablePart(count, 1.0, total)
     last = last_layer(model)
     lowest = min((layer_of(name, model) for name in trained), default=last)
-    return TrainablePart(sum(p.numel() for p in trained.values()), (last - lowest + 1) / (last + 1))
+    return TrainablePart(count, (last - lowest + 1) / (last + 1), total)
 
 
 def freeze_(model: nn.Module, patterns: Iterable[str]) -> None:

@@ -75,10 +75,17 @@ class RecipeCard:
 
 
 def recipe(name: str) -> TrainConfig:
-    """Return the config of a recipe.
+    """Return the settings of a recipe: a complete config with a measured result.
 
-    `name`: a recipe of this package, an import path (file.py:name, package.module:name) of a function that returns a
-    TrainConfig, or the name of an entry point in the group vitreous.recipes.
+    - `name`: a recipe of this package (`vitreous recipes` lists them), an import path (file.py:name,
+      package.module:name) of a function that returns a `TrainConfig`, or the name of an entry point in the group
+      vitreous.recipes
+
+    Returns a `TrainConfig`; `with_` changes some of its fields. An unknown name raises a `VitreousError`.
+
+    >>> config = vitreous.recipe("cifar10").with_(seed=1)
+    >>> config.schedule.duration, config.run.seed
+    ('200 epochs', 1)
     """
     function = _find_recipe(name)
     if name in RECIPES:

@@ -14,7 +14,7 @@ from vitreous.inspection.filter_kinds import grey_share, neighbour_correlation
 from vitreous.inspection.pair_similarity import summarise_pairs
 from vitreous.models.vit import VisionTransformer
 
-SUMMARY = LayerAttention(0, 16, 0.9, 10.0, 2.0, (), 0.0)
+SUMMARY = LayerAttention(0, 16, 0.9, 10.0, 2.0, (), 0.0, 0.0)
 
 
 @torch.no_grad()
@@ -56,6 +56,8 @@ def test_summaries_are_those_of_explicit_loops(
         assert found.spread == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares if p)), rel=1e-4)
         assert found.largest == pytest.approx(16 * max(shares), rel=1e-5)
         assert found.sink_share == pytest.approx(sum(shares[k] for k in expected), abs=1e-6)
+        long = [norms[prefix + k] / median for k in expected]
+        assert found.sink_length == pytest.approx(sum(long) / len(long) if long else 0, rel=1e-5)
         if layer == 1:
             assert found.sinks == sinks
 

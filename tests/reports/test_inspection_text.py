@@ -132,6 +132,13 @@ def test_attention_sinks_are_named_with_their_share(
     else:
         assert f"2 of 16 patches receive {share} of this attention and are attention sinks:" in sentences
         assert "Do not read them as the object: look at layer" in sentences
+    with torch.no_grad():
+        tokens, _ = one.model.embed(one.inputs[0])
+        for block in one.model.blocks[:last]:
+            tokens = block(tokens)
+    norms = np.linalg.norm(tokens[0, one.model.config.prefix :].double().numpy(), axis=1)
+    longer = norms[list(sinks)].mean() / np.sort(norms)[7]
+    assert f"as long as the median ({longer:.1f} times{'' if len(sinks) == 1 else ' on average'})." in sentences
     assert "Darcet et al. (2023)" in sentences
     assert "this is not tested here" in sentences
     assert one.numbers["images"][0]["layers"][last]["sinks"] == list(sinks)
@@ -365,13 +372,16 @@ def test_a_bit_has_only_sentences_about_what_it_has(inspected: dict[str, Inspect
 
 # ---------------------------------------------------------------- branches
 
-ONE = LayerAttention(layer=11, patches=196, to_patches=0.8, spread=36.2, largest=31.7, sinks=(), sink_share=0.0)
-SINKS = replace(ONE, sinks=(1, 2, 3, 4), sink_share=0.61)
+ONE = LayerAttention(
+    layer=11, patches=196, to_patches=0.8, spread=36.2, largest=31.7, sinks=(), sink_share=0.0, sink_length=0.0
+)
+SINKS = replace(ONE, sinks=(1, 2, 3, 4), sink_share=0.61, sink_length=2.04)
 
 
 def test_attention_with_sinks_says_where_to_look_instead() -> None:
     found = describe_attention(SINKS, "class token", 3, 7, relevance=True, random=False)
     assert found[1].startswith("4 of 196 patches receive 61.0% of this attention and are attention sinks: ")
+    assert found[1].endswith("at least 1.5 times as long as the median (2.0 times on average).")
     assert found[-1] == "Do not read them as the object: look at layer 8 or at the relevance further down instead."
     found = describe_attention(SINKS, "class token", 3, 7, relevance=False, random=False)
     assert found[-1] == "Do not read them as the object: look at layer 8 instead."
@@ -468,9 +478,16 @@ def test_the_course_has_the_chapters_and_sections_that_pages_name() -> None:
     assert course_reference(3, "By hand") == (
         'More: chapter 3 of the course, "By hand" (docs/learn/3-attention.md in the source of Vitreous).'
     )
-    named = {3: ["Attention sinks", "What to remember", "By hand", "How far, and how sharply, does a token look"],
-             1: ["Cut an image, and put it back together", "The embedding is one matrix product"],
-             2: ["What a position embedding looks like"]}  # fmt: skip
+    named = {
+        1: ["Cut an image, and put it back together", "The embedding is one matrix product"],
+        2: ["What a position embedding looks like"],
+        3: [
+            "By hand",
+            "How far, and how widely, does a token attend",
+            "Bright patches and attention sinks",
+            "What to remember",
+        ],
+    }
     for number, sections in named.items():
         for section in sections:
             assert section in titles[number]

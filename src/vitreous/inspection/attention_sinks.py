@@ -33,6 +33,7 @@ class LayerAttention:
     largest: float  # of the patches, relative to their average
     sinks: tuple[int, ...]  # indices of patches that are attention sinks, whatever their share
     sink_share: float  # of the attention to patches
+    sink_length: float  # mean length of their tokens relative to the median of the patches; 0 without sinks
 
     @property
     def has_sinks(self) -> bool:
@@ -51,8 +52,8 @@ def summarise_layer(layer: int, weights: Tensor, lengths: Tensor, prefix: int, q
     to_patches = float(row.sum())
     shares = row / max(to_patches, 1e-30)
     received = mean[prefix:, prefix:].mean(0)
-    long = lengths[prefix:] >= SINK_LENGTH * lengths[prefix:].median()
-    sinks = (long & (received >= SINK_ATTENTION * received.mean())).nonzero()[:, 0]
+    relative = lengths[prefix:] / lengths[prefix:].median().clamp(min=1e-30)
+    sinks = ((relative >= SINK_LENGTH) & (received >= SINK_ATTENTION * received.mean())).nonzero()[:, 0]
     return LayerAttention(
         layer=layer,
         patches=len(shares),
@@ -61,6 +62,7 @@ def summarise_layer(layer: int, weights: Tensor, lengths: Tensor, prefix: int, q
         largest=float(shares.max()) * len(shares),
         sinks=tuple(sinks.tolist()),
         sink_share=float(shares[sinks].sum()),
+        sink_length=float(relative[sinks].mean()) if len(sinks) else 0.0,
     )
 
 

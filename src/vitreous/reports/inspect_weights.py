@@ -71,7 +71,7 @@ def _inspect_weights(
         record.numbers["distances"] = {
             "images": far.images, "pixels": rounded_list(far.distance), "entropy_bits": rounded_list(far.entropy)
         }  # fmt: skip
-        section = "How far, and how sharply, does a token look"
+        section = "How far, and how widely, does a token attend"
         found["distances"] = FigureText("Attention distance", sentences, 3, section)
     return found
 

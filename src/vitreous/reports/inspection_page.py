@@ -185,7 +185,7 @@ aria-label="Attention map. Arrow keys read its values."></canvas><div class="sca
     "Click on the image to select another query patch, or use the arrow keys while the image has the focus. "
     "Keys: <kbd>l</kbd> layer, <kbd>h</kbd> head, <kbd>t</kbd> token, <kbd>i</kbd> image, <kbd>c</kbd> class; "
     "with Shift: backwards.",
-) + _more(3, "Attention sinks")
+) + _more(3, "Bright patches and attention sinks")
 NO_ATTENTION = (
     STAGE.replace("CAPTION", "")
     .replace("SIDE", '<div class="side"><ol id="answers"></ol><p id="reading" role="status"></p></div>')

@@ -113,9 +113,9 @@ def _describe_sinks(one: LayerAttention, alternative: int | None, relevance: boo
         f"of this attention and {'is an attention sink' if single else 'are attention sinks'}: averaged over all "
         f"patches as queries, {'it' if single else 'each'} receives at least {SINK_ATTENTION:g} times the average "
         f"attention, and {'its token is' if single else 'their tokens are'} at least {SINK_LENGTH:g} times as long as "
-        "the median.",
-        "Darcet et al. (2023) found that such tokens of large ViTs carry global information about the image instead of "
-        "what is at their place; this is not tested here.",
+        f"the median ({times(one.sink_length)}{'' if single else ' on average'}).",
+        "Darcet et al. (2023) found that the sinks of large ViTs, with tokens about ten times as long, carry global "
+        "information about the image instead of what is at their place; this is not tested here.",
         f"Do not read {'it' if single else 'them'} as the object{look}.",
     ]
 

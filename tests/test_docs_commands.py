@@ -56,7 +56,7 @@ SMALL = {"image_size": 224, "patch_size": 32, "width": 64, "depth": 2, "heads": 
 PREDICTED = ("hen-of-the-woods", "mushroom", "honeycomb", "agaric", "daisy")  # by the stand-in of DeiT-Ti
 STEPS = ("--duration", "2 steps", "--warmup", "0 steps", "--batch-size", "4", "--workers", "0")
 PYTHON_STEPS: dict[str, Any] = {"duration": "2 steps", "warmup": "0 steps", "batch_size": 4, "workers": 0}
-SHORTEN = {"train": STEPS, "finetune": STEPS, "bench": ("--seconds", "0.2", "--batch-size", "2")}
+SHORTEN = {"train": STEPS, "finetune": STEPS, "sweep": STEPS, "bench": ("--seconds", "0.2", "--batch-size", "2")}
 
 
 # ---------------------------------------------------------------- stand-ins
@@ -344,6 +344,7 @@ def test_commands_and_flags_in_the_text_exist(flags: dict[str, set[str]]) -> Non
 
 
 NOT_THERE = {"inspection/", "candidates/", "state/", "before_cooldown/"}  # commands write them
+NOT_THERE |= {"selected.toml", "run.toml"}
 NOT_THERE |= {"opt/target/", "params/", "params/img/"}  # prefixes of tensor names
 NOT_THERE |= {
     "src/vitreous/data/hdf5.py",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vitreous.evaluation.extract_features import features
     from vitreous.experiments.comparison import compare
     from vitreous.experiments.reproduce import reproduce
+    from vitreous.experiments.sweeps.sweep import sweep
+    from vitreous.experiments.sweeps.sweep_result import SweepResult
     from vitreous.fast.accelerate import accelerate
     from vitreous.models.cost import Cost, cost
     from vitreous.models.resnet import BiT, BiTConfig, ResNetConfig
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from vitreous.serving.inspect import inspect
     from vitreous.serving.predict import predict
     from vitreous.training.callbacks import Callback, TrainingRun
+    from vitreous.training.choose_config import ChosenConfig, choose_config
     from vitreous.training.config import TrainConfig
     from vitreous.training.finetune import finetune
     from vitreous.training.outcome import Outcome
@@ -51,6 +54,8 @@ _HOMES = {
     "features": "vitreous.evaluation.extract_features",
     "compare": "vitreous.experiments.comparison",
     "reproduce": "vitreous.experiments.reproduce",
+    "sweep": "vitreous.experiments.sweeps.sweep",
+    "SweepResult": "vitreous.experiments.sweeps.sweep_result",
     "accelerate": "vitreous.fast.accelerate",
     "Cost": "vitreous.models.cost",
     "cost": "vitreous.models.cost",
@@ -70,6 +75,8 @@ _HOMES = {
     "explain": "vitreous.reports.explain",
     "inspect": "vitreous.serving.inspect",
     "predict": "vitreous.serving.predict",
+    "ChosenConfig": "vitreous.training.choose_config",
+    "choose_config": "vitreous.training.choose_config",
     "TrainConfig": "vitreous.training.config",
     "finetune": "vitreous.training.finetune",
     "recipe": "vitreous.training.recipes",
@@ -89,6 +96,7 @@ __all__ = [
     "BiT",
     "BiTConfig",
     "Callback",
+    "ChosenConfig",
     "Cost",
     "DataSet",
     "LoadReport",
@@ -96,6 +104,7 @@ __all__ = [
     "Preprocessing",
     "ResNetConfig",
     "RunRow",
+    "SweepResult",
     "TrainConfig",
     "TrainingRun",
     "ViTConfig",
@@ -106,6 +115,7 @@ __all__ = [
     "bench",
     "calibrate",
     "check_data",
+    "choose_config",
     "compare",
     "convert",
     "cost",
@@ -125,6 +135,7 @@ __all__ = [
     "resume",
     "runs",
     "save",
+    "sweep",
     "train",
 ]
 

@@ -202,6 +202,12 @@ def describe_pooling(config: ViTConfig) -> str:
     return "class token" if config.class_token and config.pool != "gap" else "mean of the patches"
 
 
+def describe_query(config: ViTConfig) -> str:
+    """Return the token whose attention the inspection page shows first, as text: the one that the head uses, or without
+    one the mean over all patches."""
+    return "class token" if config.class_token and config.pool != "gap" else "mean of the patches"
+
+
 def head_logits(model: VisionTransformer, tokens: Tensor) -> Tensor:
     """Return the logits (B, classes) in float32 of the model's norm, pooling and head for the tokens of any layer."""
     logits: Tensor = model.head(model.representation(model.norm(tokens)))

@@ -56,7 +56,7 @@ class PredictionOutput:
     """Replace an existing CSV file, once the new one is complete."""
 
 
-def predict_command(
+def predict_command(  # noqa: PLR0913 (each is a flag or a group of flags)
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="")],
     /,
     *,

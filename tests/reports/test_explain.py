@@ -484,7 +484,6 @@ def test_an_image_that_cannot_be_read_leaves_nothing(folder: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("name", "value", "hint"),
     [
-        ("device", "meta", r"model\.to"),
         ("heads", 3, r"model\.config\.heads"),
         ("preprocessing", "deit", r"model\.preprocessing"),
     ],

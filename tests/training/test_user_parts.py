@@ -278,6 +278,7 @@ class NeedsMore(Plain):
         ({"model": Net(2, channels=3)}, r"expected input.*images \(2, 1, 8, 8\)"),
         ({"model": Plain, "width": 3}, "width = 3: describes another model"),
         ({"model": Plain, "start": "vitreous-mini"}, "model and start"),
+        ({"model": Plain, "lora": 4}, "lora = 4"),
         ({"model": Plain, "layer_decay": 0.5}, "layer_decay: the layers of a model of your own"),
         ({"model": Plain, "optimiser": "muon"}, "muon"),
         ({"model": Plain, "freeze": ("nothing",)}, "layers.1.weight|layers"),

@@ -12,9 +12,10 @@ from vitreous.data.open_data import open_data
 from vitreous.data.options import Reading
 from vitreous.errors import format_count
 from vitreous.experiments.grid.cell_runs import CellTask
+from vitreous.experiments.grid.sweep import cell_devices
 from vitreous.experiments.grid.work import cell_model, images_seen
 from vitreous.experiments.options import ReproduceOptions
-from vitreous.experiments.reproduce import all_devices, check_options, plan_sweep
+from vitreous.experiments.reproduce import check_options, plan_sweep
 from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
@@ -102,7 +103,7 @@ def plan_grid(names: Sequence[str], options: ReproduceOptions, reporter: Progres
             advance(1)
     others = sum(task.cell.config is None for task in sweep.tasks.values())
     startup = STARTUP_SECONDS.get(device.type, STARTUP_SECONDS["cpu"])
-    return GridPlan(tuple(rows), others, str(device), len(all_devices(device)), options.jobs, startup)
+    return GridPlan(tuple(rows), others, str(device), len(cell_devices(device)), options.jobs, startup)
 
 
 def _plan_row(

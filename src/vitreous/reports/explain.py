@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError, brief
-from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel, open_model
+from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel
+from vitreous.evaluation.model_argument import ModelSource, model_argument
 from vitreous.inspection.forward_steps import forward_steps, require_tokens
 from vitreous.inspection.internals import patch_pixels
-from vitreous.models.base import Model
 from vitreous.models.checks import Grid
-from vitreous.preprocessing import ImageLike
+from vitreous.preprocessing import ImageLike, Preprocessing
 from vitreous.reports.explain_page import ExplainedImage, render_explain_page
 from vitreous.reports.html_page import write_html
 from vitreous.utils.atomic import check_output
-from vitreous.utils.device import pick_device
 from vitreous.weights.model_info import labels_of
 
 PAGE = "explanation.html"
@@ -27,7 +26,7 @@ PAGE = "explanation.html"
 
 def explain(  # noqa: PLR0913 (each is an option of the command)
     image: ImageLike,
-    model: Model | str | os.PathLike[str] = "vitreous-mini",
+    model: ModelSource = "vitreous-mini",
     *,
     out: str | os.PathLike[str] = PAGE,
     overwrite: bool = False,
@@ -36,6 +35,8 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
     head: int | None = None,
     size: int | tuple[int, int] | None = None,
     device: str = "auto",
+    heads: int | None = None,
+    preprocessing: Preprocessing | str | None = None,
 ) -> Path:
     """Write a page that follows one image through the equations of the ViT paper, with the numbers of a model.
 
@@ -49,8 +50,10 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
       patch
     - `size`: input size in pixels, one number or (height, width); default: that of the model
     - `device`: where a model that is loaded runs: cpu, cuda ...; auto: a GPU if there is one
+    - `heads`, `preprocessing`: as in `vitreous.load`, for files that do not contain them
 
-    Returns the path of the page. A model without patches (BiT) or an unreadable image raises a `VitreousError`.
+    Returns the path of the page. A model without patches (BiT) or an unreadable image raises a `VitreousError`, and so
+    do `heads`, `preprocessing` and another `device` together with a model in memory, which has its own.
 
     >>> from sklearn.datasets import load_sample_image
     >>> page = vitreous.explain(load_sample_image("flower.jpg"), patch=(6, 7))
@@ -59,10 +62,7 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
     """
     target = page_path(out)
     check_output(target, overwrite)
-    if isinstance(model, str | os.PathLike):
-        opened = open_model(model, pick_device(device))
-    else:
-        opened = EvaluatedModel("model", model)  # type: ignore[arg-type]
+    opened = model_argument(model, "explain", device=device, heads=heads, preprocessing=preprocessing)
     return explain_evaluated(image, opened, target, patch=patch, layer=layer, head=head, size=size)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from vitreous.errors import VitreousError
 from vitreous.experiments.grid.experiment import Cell
-from vitreous.experiments.grid.settings import Setting
 from vitreous.models import zoo
 from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
@@ -19,12 +18,12 @@ OVERHEAD = 2e12  # FLOPs that take about as long as starting a run and measuring
 IMAGES = 40_000  # per epoch: the real number is not needed for a relative estimate
 
 
-def expected_work(cell: Cell, setting: Setting) -> float:
-    """Return the training FLOPs of a cell, approximately."""
+def expected_work(cell: Cell, images: int = IMAGES) -> float:
+    """Return the training FLOPs of a cell with this number of images per epoch, approximately."""
     if cell.config is None:
         return OVERHEAD
     try:
-        return OVERHEAD + training_flops(cell, round(IMAGES * (cell.config.reading.train_fraction or 1)))
+        return OVERHEAD + training_flops(cell, round(images * (cell.config.reading.train_fraction or 1)))
     except VitreousError:  # the settings are wrong: the run will say so
         return OVERHEAD
 

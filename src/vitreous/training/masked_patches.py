@@ -196,7 +196,8 @@ def _pixels(values: Tensor, targets: PatchTargets) -> Tensor:
     colours = class_colours(values, channels)  # (B, M, C), or (B, M, 16, C)
     side = 1 if targets.kind == "colour" else round(values.shape[2] ** 0.5)
     cells = colours.view(*values.shape[:2], side, side, channels).permute(0, 1, 4, 2, 3)
-    return cells.repeat_interleave(h // side, 3).repeat_interleave(w // side, 4)
+    pixels: Tensor = cells.repeat_interleave(h // side, 3).repeat_interleave(w // side, 4)
+    return pixels
 
 
 def _join(images: Tensor, patches: Tensor, patch: tuple[int, int]) -> Tensor:

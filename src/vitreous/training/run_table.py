@@ -308,7 +308,8 @@ def _with_letters(rows: Sequence[RunRow]) -> list[RunRow]:
 
     def letter(row: RunRow) -> str:
         # Other images may have the same names.
-        key = (row.fingerprint or row.path, row.held_out, row.split, row.images, row.metric)
+        kind = [row.settings.get(name) for name in ("patch_target", "mask_ratio")] if row.metric == "loss" else []
+        key = (row.fingerprint or row.path, row.held_out, row.split, row.images, row.metric, *kind)
         return "" if row.value is None else letters.setdefault(key, _letter(len(letters)))
 
     return [replace(row, measured_on=letter(row)) for row in rows]

@@ -87,7 +87,7 @@ def describe_initial_weights(plan: Plan) -> str:
     change = (
         " (the default for few images; --from none: random weights, --from WEIGHTS: other weights)" if default else ""
     )
-    head = f"with a new head for {plan.facts.classes:,} classes" if plan.facts.classes else "without its head"
+    head = f"with a new head for {plan.facts.classes:,} classes" if plan.facts.classes else "without a head"
     return f"{plan.facts.start.name} {head}{conversion}{change}"
 
 

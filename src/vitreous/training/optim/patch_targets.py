@@ -42,7 +42,7 @@ class PatchTargets:
     @property
     def outputs(self) -> int:
         """Number of outputs of the model for each patch."""
-        colours = LEVELS**self.channels
+        colours: int = LEVELS**self.channels
         pixels = self.channels * self.patch[0] * self.patch[1]
         return {"colour": colours, "colours": CELLS**2 * colours, "pixels": pixels}[self.kind]
 
@@ -69,7 +69,8 @@ def cut_patches(images: Tensor, patch: tuple[int, int]) -> Tensor:
     h, w = patch
     rows, cols = images.shape[2] // h, images.shape[3] // w
     images = images[:, :, : rows * h, : cols * w]
-    return images.unflatten(2, (rows, h)).unflatten(4, (cols, w)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    patches = images.unflatten(2, (rows, h)).unflatten(4, (cols, w)).permute(0, 2, 4, 1, 3, 5)  # (B, r, c, C, h, w)
+    return patches.flatten(1, 2)
 
 
 def colour_classes(colours: Tensor) -> Tensor:

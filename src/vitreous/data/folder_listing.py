@@ -138,11 +138,12 @@ def _check_images(train: FolderListing) -> None:
     if any(train.images.values()):
         return
     if train.outside:
-        raise VitreousError(f"{format_count(len(train.outside), 'image')}, but no class folders; {LAYOUT}")
-    if found := describe_other_files(sorted(train.other_files)):
+        found = f"{format_count(len(train.outside), 'image')}, but no class folders; {LAYOUT}"
+        raise VitreousError(f"{found}; pre-training without labels, --objective masked-patches, needs none")
+    if others := describe_other_files(sorted(train.other_files)):
         kinds = {file_kind(name) for name in train.other_files}
         advice = "".join(f"{kind.noun}: {kind.advice}; " for kind in kinds if kind is not None and len(kinds) == 1)
-        raise VitreousError(f"no images that can be read; there are {', '.join(found)}; {advice}{LAYOUT}")
+        raise VitreousError(f"no images that can be read; there are {', '.join(others)}; {advice}{LAYOUT}")
     raise VitreousError(f"no images in this folder; {LAYOUT}")
 
 

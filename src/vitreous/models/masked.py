@@ -147,6 +147,7 @@ def check_maskable(config: object) -> None:
         (config.backbone is not None, "a hybrid: the backbone sees pixels of neighbouring patches; use a ViT"),
         (config.pool not in ("token", "gap"), f"pool = {config.pool!r}: it would not be trained; use token or gap"),
         (config.representation_size is not None, "representation_size: it would not be trained; leave it out"),
+        (config.grid == (1, 1), "the image has 1 patch, and at least two are needed"),
         (config.num_classes != 0, "num_classes: the model has no head during this pre-training"),
     ):
         if is_wrong:

@@ -66,7 +66,7 @@ def masked_config(out: Path = Path(), **changes: Any) -> TrainConfig:
 def test_folder_without_classes(uninterrupted: tuple[Path, str]) -> None:
     run, printed = uninterrupted
     assert "58 train, 14 val images, used without labels" in printed
-    assert "ignored: 1 document (.pdf)" in (run / "report.html").read_text()
+    assert "ignored: 1 document (&#x27;notes.pdf&#x27;)" in (run / "report.html").read_text()
     assert "the mean colour (3 bits per channel) of masked patches; 50% of the patches are corrupted" in printed
     assert "classes" not in printed
     assert "top1" not in printed

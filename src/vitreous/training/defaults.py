@@ -18,7 +18,7 @@ from vitreous.training import durations, initial_weights
 from vitreous.training.config import Architecture, TrainConfig
 from vitreous.training.default_augmentation import Rules, default_augmentation
 from vitreous.training.facts import FEW_IMAGES, Facts, count_reason
-from vitreous.training.paper_settings import PAPER_MASKED_LR, PAPER_WARMUP, TABLE_4
+from vitreous.training.paper_settings import PAPER_MASKED_LR, PAPER_MASKED_WIDTH, PAPER_WARMUP, TABLE_4
 from vitreous.training.user_parts import AnyModelConfig, UserModel
 from vitreous.utils.sizes import pair
 
@@ -294,12 +294,11 @@ def _optimiser(config: TrainConfig, facts: Facts) -> Rules:
 
 
 def _learning_rate_and_decay(config: TrainConfig, facts: Facts) -> Rules:
-    if config.masks_patches and (config.optimiser.optimiser or "adamw") == "adamw":
-        yield "optimiser", "adamw", "Adam, as in the paper for masked patches"
-        yield "lr", PAPER_MASKED_LR, "as in the paper for masked patches"
-        yield "weight_decay", 0.0, "off: Adam, as in the paper for masked patches"
-        return
     yield "optimiser", "adamw", "works well without tuning"
+    if config.masks_patches and (config.optimiser.optimiser or "adamw") == "adamw":
+        yield "weight_decay", 0.0, "off, as in the paper for masked patches"
+        if getattr(make_model_config(config, facts), "width", 0) >= PAPER_MASKED_WIDTH:
+            yield "lr", PAPER_MASKED_LR, "as in the paper for masked patches"
     kind, batch = config.optimiser.optimiser or "adamw", config.schedule.batch_size or 128
     lr = _learning_rate(config, facts, kind)
     lr = lr if batch <= 512 else lr * (batch / 512) ** 0.5

@@ -42,6 +42,7 @@ OTHER_TYPES = {
     "ReproduceOptions": "vitreous.experiments.options",
     "Flops": "vitreous.models.cost",
     "Source": "vitreous.data.dataset",
+    "SweepRow": "vitreous.experiments.sweeps.sweep_result",
 }
 
 

@@ -127,6 +127,10 @@ class Session:
         if "--budget" in rest:  # excludes --duration
             place = rest.index("--budget")
             rest, short = [*rest[:place], *rest[place + 2 :], "--budget", "1s"], short[2:]
+        if rest[0] == "sweep":  # few runs, in this process
+            for flag, value in (("--draws", "2"), ("--seeds", "1"), ("--jobs", "1")):
+                if flag in rest:
+                    rest[rest.index(flag) + 1] = value
         if short and rest[0] in ("train", "finetune") and "--out" not in rest:  # the default name changes once a second
             short = (*short, "--out", f"runs/{next(self.numbers)}")
         return command.vitreous(*rest, *short, cwd=self.folder, columns=120)

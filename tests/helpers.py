@@ -33,6 +33,22 @@ def images(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def plant_sinks(model: VisionTransformer, patches: tuple[int, ...], layer: int) -> VisionTransformer:
+    """Give some of the 16 patches long tokens that all queries of one layer attend to."""
+    config, attn = model.config, model.blocks[layer].attn
+    direction = images(config.width, seed=5).sign()
+    key = images(config.heads, config.width // config.heads, seed=6).sign()
+    with torch.no_grad():
+        for patch in patches:
+            assert model.pos_embed is not None
+            model.pos_embed.view(-1, config.width)[patch - 16] += 6 * direction
+        for block in model.blocks:  # the attention of the other layers is more uniform, so that they have no sinks
+            block.attn.qkv.weight[config.width : 2 * config.width] *= 0.3
+        attn.qkv.weight[config.width : 2 * config.width] += 0.4 * key.flatten()[:, None] * direction / config.width**0.5
+        attn.qkv.bias[: config.width] += 1.5 * key.flatten()
+    return model
+
+
 def oracle(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the parameters of an oracle file by the reference's names, and the rest of the file."""
     with np.load(FIXTURES / f"{name}.npz") as file:

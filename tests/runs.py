@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ def wait_for(process: subprocess.Popen[str], run: Path, step: int) -> None:
     deadline = time.monotonic() + 120
     while step_of(run) < step and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until a condition holds. The process must still run then."""
+    deadline = time.monotonic() + 120
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert process.poll() is None, process.communicate()
+
+
+def is_training(out: Path, cells: int, step: int) -> bool:
+    """Whether so many cells of a sweep have started, and one of them that is not done has reached a step."""
+    runs = [path for path in (out / "cells").glob("[!.]*") if path.is_dir()]
+    unfinished = [path for path in runs if not path.with_name(f"{path.name}.json").exists()]
+    return len(runs) >= cells and any(step_of(path) >= step for path in unfinished)
 
 
 def kill_at(process: subprocess.Popen[str], run: Path, step: int, number: int = signal.SIGKILL) -> tuple[str, str]:

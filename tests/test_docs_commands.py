@@ -15,9 +15,11 @@ flags are checked all the same. `make TARGET` is not run either: the target has 
 
 A page runs in a folder with small stand-ins for the files that it names: images, checkpoints, run directories, a cache
 of the Hugging Face hub. Training and measurements are short, by flags that are added to the command (SHORTEN).
+The chapters of the course run in an empty folder, and unchanged.
 """
 
 import importlib
+import importlib.util
 import re
 import shutil
 import tomllib
@@ -26,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -42,6 +45,7 @@ from vitreous.models import VisionTransformer, ViTConfig
 from vitreous.weights.labels import imagenet1k
 
 ROOT = Path(__file__).parents[1]
+COURSE = ROOT / "docs" / "learn"
 CARD = ROOT / "src" / "vitreous" / "weights" / "shipped" / "vitreous-mini.md"
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").rglob("*.md")), CARD]
 PAGES = [page for page in PAGES if page.exists()]
@@ -52,7 +56,7 @@ SMALL = {"image_size": 224, "patch_size": 32, "width": 64, "depth": 2, "heads": 
 PREDICTED = ("hen-of-the-woods", "mushroom", "honeycomb", "agaric", "daisy")  # by the stand-in of DeiT-Ti
 STEPS = ("--duration", "2 steps", "--warmup", "0 steps", "--batch-size", "4", "--workers", "0")
 PYTHON_STEPS: dict[str, Any] = {"duration": "2 steps", "warmup": "0 steps", "batch_size": 4, "workers": 0}
-SHORTEN = {"train": STEPS, "finetune": STEPS, "bench": ("--seconds", "0.2", "--batch-size", "2")}
+SHORTEN = {"train": STEPS, "finetune": STEPS, "sweep": STEPS, "bench": ("--seconds", "0.2", "--batch-size", "2")}
 
 
 # ---------------------------------------------------------------- stand-ins
@@ -172,8 +176,8 @@ def blocks_of(page: Path) -> list[Block]:
     return find_blocks(page.relative_to(ROOT).as_posix(), page.read_text())
 
 
-def run_blocks(blocks: list[Block], session: Session) -> None:
-    """Run the blocks of a page that are to be run."""
+def run_blocks(blocks: list[Block], session: Session) -> dict[str, Any]:
+    """Run the blocks of a page that are to be run. Returns the variables of its Python blocks."""
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in blocks:
@@ -186,12 +190,56 @@ def run_blocks(blocks: list[Block], session: Session) -> None:
             run_console(block, session)
         elif block.reason is None and block.language == "sh":
             run_shell(block, session)
+    return names
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks_of(page) and page.parent != COURSE], ids=lambda page: page.name
+)
 def test_the_page_runs(page: Path, session: Session) -> None:
     with torch.enable_grad():  # restores the mode if a page turns gradients off
         run_blocks(blocks_of(page), session)
+
+
+# ---------------------------------------------------------------- the course
+
+
+@pytest.fixture(scope="module")
+def pictures() -> ModuleType:
+    """docs/learn/pictures.py"""
+    for name in ("matplotlib", "sklearn"):
+        pytest.importorskip(name)
+    spec = importlib.util.spec_from_file_location("pictures", COURSE / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", sorted(COURSE.glob("*.md")), ids=lambda page: page.name)
+def test_a_chapter_runs_and_its_pictures_are_drawn(page: Path, pictures: ModuleType, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    with torch.enable_grad():
+        names = run_blocks(blocks_of(page), Session(tmp_path, ROOT))
+        drawn = {name: pictures.render(draw, names) for name, draw in pictures.PICTURES[page.stem].items()}
+    torch.set_num_threads(threads)  # a chapter sets it
+    text = page.read_text()
+    for name, content in drawn.items():
+        assert len(content) <= pictures.MOST_BYTES
+        assert f"]({name}.png)" in text
+
+
+def test_pictures_of_the_course_are_small_and_used(pictures: ModuleType) -> None:
+    files = {path.stem: path.stat().st_size for path in COURSE.glob("*.png")}
+    assert set(files) == {"deit", *(name for drawn in pictures.PICTURES.values() for name in drawn)}
+    assert max(files.values()) <= pictures.MOST_BYTES
+
+
+def test_the_picture_of_the_last_layer_is_drawn(pictures: ModuleType) -> None:
+    model = small_vit().eval()
+    model.preprocessing = vitreous.load("vitreous-mini").preprocessing.at((224, 224))
+    assert pictures.render(pictures.draw_last_layer, model)
 
 
 def test_few_blocks_are_not_run() -> None:
@@ -298,6 +346,7 @@ def test_commands_and_flags_in_the_text_exist(flags: dict[str, set[str]]) -> Non
 
 
 NOT_THERE = {"inspection/", "candidates/", "state/", "before_cooldown/"}  # commands write them
+NOT_THERE |= {"selected.toml", "run.toml"}
 NOT_THERE |= {"opt/target/", "params/", "params/img/"}  # prefixes of tensor names
 NOT_THERE |= {
     "src/vitreous/data/hdf5.py",

@@ -26,12 +26,12 @@ from global_state import unchanged
 from vitreous import TrainConfig, VitreousError
 from vitreous.benchmark.bench import bench
 from vitreous.evaluation.cache import FeatureCache
-from vitreous.evaluation.evaluate import evaluate
+from vitreous.evaluation.evaluate import evaluate_source
 from vitreous.evaluation.evaluated_model import open_model
 from vitreous.evaluation.evaluation_images import evaluation_split
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.matching import match_classes
-from vitreous.experiments.compare import compare
+from vitreous.experiments.compare import compare_models
 from vitreous.experiments.suite import suite_from_sources
 from vitreous.inspection import relevance, rollout
 from vitreous.training.distributed import World
@@ -156,13 +156,13 @@ def score(run: Path) -> float:
     data, subject = vitreous.open_data("digits"), open_model(run)
     _, images = evaluation_split(data)
     matched = match_classes(data.classes, subject.model.labels, subject.model.config.num_classes)
-    return evaluate(subject, images, matched, subject.preprocessing(), InferenceOptions()).result.loss
+    return evaluate_source(subject, images, matched, subject.preprocessing(), InferenceOptions()).result.loss
 
 
 def test_evaluation(run: Path, tmp_path: Path) -> None:
     with unchanged():
         score(run)
-        compare([str(run)], suite_from_sources(["digits"]), ["knn"], FeatureCache(tmp_path), InferenceOptions())
+        compare_models([str(run)], suite_from_sources(["digits"]), ["knn"], FeatureCache(tmp_path), InferenceOptions())
 
 
 def test_inspection(run: Path) -> None:

@@ -16,7 +16,7 @@ import vitreous
 from helpers import tiny_vit
 from runs import TINY_RUN, draw_folder
 from vitreous.cli import main
-from vitreous.serving import prediction
+from vitreous.serving import predict as predict_module
 from vitreous.utils.console import STDERR, STDOUT, OutputClosed, print_line, standard_streams
 from vitreous.utils.progress import ProgressReporter
 
@@ -155,8 +155,8 @@ def test_predict_stops_when_its_pipe_is_closed(place: Path, monkeypatch: pytest.
             seen.append(number)
             yield found
 
-    looked = prediction.predict
-    monkeypatch.setattr(prediction, "predict", counted)
+    looked = predict_module.predict_images
+    monkeypatch.setattr(predict_module, "predict_images", counted)
     with pipe_without_reader() as lost, redirect_stdout(lost):
         assert run("predict", "data", *MODEL[:4]) == 141
     assert seen == [0]

@@ -16,7 +16,7 @@ from vitreous import VitreousError, inspection, load, open_data, save, train
 from vitreous.cli import main
 from vitreous.inspection import internals
 from vitreous.models.resnet import BiT, BiTConfig
-from vitreous.reports import inspect_model
+from vitreous.reports import inspect_image, inspect_model
 from vitreous.utils.figures import render_figure
 
 pytest.importorskip("matplotlib")
@@ -161,7 +161,7 @@ def test_many_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_attention_too_large_for_a_page_is_pooled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_model, "MAX_WEIGHTS", 2 * 3 * (1 + 5) ** 2)
+    monkeypatch.setattr(inspect_image, "MAX_WEIGHTS", 2 * 3 * (1 + 5) ** 2)
     seen: list[Any] = []
     monkeypatch.setattr(inspect_model, "write_inspection_page", lambda path, page: seen.append(page))
     assert run("inspect", "m.safetensors", "photos/a.png", "--out", "seen") == 0

@@ -15,6 +15,10 @@ from vitreous.cli import JSON_COMMANDS, main
 
 MODEL = ("--model", "m.safetensors")
 PREDICTION_KEYS = {"image", "top", "predicted", "rejected", "threshold"}
+TINY_SWEEP = (
+    *("--duration", "2steps", "--width", "16", "--depth", "1", "--heads", "2", "--mlp-dim", "16", "--patch-size", "4"),
+    *("--image-size", "8", "--device", "cpu"),
+)
 COMMANDS: dict[str, tuple[str, ...]] = {
     "bench": (*MODEL, "--batch-size", "2", "--seconds", "0.02", "--device", "cpu"),
     "calibrate": ("m.safetensors", "pets", "--out", "c.safetensors", "--device", "cpu"),
@@ -39,6 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "recipes": (),
     "reproduce": ("table1",),
     "runs": ("pets",),
+    "sweep": ("digits", "--grid", "lr=1e-3,1e-2", *TINY_SWEEP),
 }
 
 

@@ -20,7 +20,7 @@ import command
 from helpers import tiny_vit
 from vitreous.cli import main
 from vitreous.preprocessing import Preprocessing
-from vitreous.serving.prediction import predict
+from vitreous.serving.prediction import predict_images
 
 LABELS = ("ant", "bee", "cat", "dog", "elk", "fox", "[bold]gnu")
 
@@ -62,7 +62,7 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("pictures", "--model", "m.safetensors", "--json", "--top", "2", "--batch-size", "3") == 0
     out, err = capsys.readouterr()
     assert not err
-    expected = list(predict(model, sorted(Path("pictures").iterdir()), top=2))
+    expected = list(predict_images(model, sorted(Path("pictures").iterdir()), top=2))
     for line, prediction in zip(out.splitlines(), expected, strict=True):
         found = json.loads(line)
         assert found["image"] == str(prediction.image)
@@ -89,7 +89,7 @@ def test_table_for_one_image(folder: Path, capsys: pytest.CaptureFixture[str]) -
     model = checkpoint(folder / "m.safetensors")
     assert run("pictures/1.png", "--model", "m.safetensors", "--top", "7") == 0
     lines = capsys.readouterr().out.splitlines()
-    (expected,) = predict(model, ["pictures/1.png"], top=7)
+    (expected,) = predict_images(model, ["pictures/1.png"], top=7)
     assert lines[0] == "pictures/1.png"
     assert len(lines) == 8
     for rank, (line, answer) in enumerate(zip(lines[1:], expected.top, strict=True), 1):
@@ -105,7 +105,7 @@ def test_one_line_per_image_for_several_images(folder: Path, capsys: pytest.Capt
     long.write_bytes((folder / "pictures" / "0.png").read_bytes())
     assert run("pictures", "--model", "m.safetensors", "--top", "3") == 0
     lines = capsys.readouterr().out.splitlines()
-    for line, expected in zip(lines, predict(model, sorted(Path("pictures").iterdir()), top=3), strict=True):
+    for line, expected in zip(lines, predict_images(model, sorted(Path("pictures").iterdir()), top=3), strict=True):
         assert line.startswith(str(expected.image))  # not cut: a pipe has no width
         first, *others = expected.top
         assert f"{first.probability:.1%}  class {first.index} " in line

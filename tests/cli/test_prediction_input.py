@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from vitreous import VitreousError
-from vitreous.cli.prediction_input import collect_inputs, read_path_list
 from vitreous.serving.prediction import ClassProbability, Prediction
+from vitreous.serving.prediction_input import collect_inputs, read_path_list
 from vitreous.serving.sorting import sorted_images
 
 # Names with characters at which str.splitlines splits, spaces, a pattern, and a byte that is not UTF-8.

@@ -22,6 +22,7 @@ from runs import TINY_RUN, draw_folder
 from vitreous import TrainConfig
 
 FIELDS = list(TrainConfig().flat())
+OTHER_FLAGS = ("--recipe", "--config", "--print-config", "--resume", "--overwrite")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_help_does_not_import_torch(help_text: str) -> None:
 
 def test_help_lists_every_field_once(help_text: str) -> None:
     found = described(help_text)
-    assert set(found) == {"--help", "--recipe", "--resume", "--overwrite", *map(flag, FIELDS)}
+    assert set(found) == {"--help", *OTHER_FLAGS, *map(flag, FIELDS)}
     for field in FIELDS:
         assert len(re.findall(rf"^[│ ]*{flag(field)}(?=[ ,]|$)", help_text, re.MULTILINE)) == 1
 

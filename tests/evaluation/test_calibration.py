@@ -35,7 +35,7 @@ from vitreous.evaluation.thresholds import (
 from vitreous.evaluation.training_images import SeenImages, run_directory_of
 from vitreous.models.calibration import Calibration
 from vitreous.preprocessing import Preprocessing
-from vitreous.serving.prediction import predict
+from vitreous.serving.prediction import predict_images
 
 
 def noisy_logits(images: int = 400, classes: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -315,7 +315,7 @@ def test_calibrate(calibrated: tuple[Path, Any]) -> None:
     assert calibration_images(model.calibration, digests).all()
     # The thresholds chosen here do what they promise on new images.
     fresh = open_data(shades(folder / "fresh", 150, 2)).stored_splits["train"]
-    predictions = list(predict(model, [fresh.image(i) for i in range(450)]))
+    predictions = list(predict_images(model, [fresh.image(i) for i in range(450)]))
     pairs = zip(predictions, fresh.labels.tolist(), strict=True)
     kept = [(one.predicted[0].index, label) for one, label in pairs if one.predicted]
     assert 100 < len(kept) < 450
@@ -366,7 +366,7 @@ def test_calibrate_several_labels(calibrated: tuple[Path, Any], tmp_path: Path) 
     assert report.after.loss < report.before.loss
     found = vitreous.load(out)
     assert found.multi_label
-    predictions = list(predict(found, paths))
+    predictions = list(predict_images(found, paths))
     accepted = sum(len(one.predicted) for one in predictions)
     assert accepted == sum(group.accepted for group in report.groups)
     assert any(len(one.predicted) == 2 for one in predictions)

@@ -14,7 +14,7 @@ from vitreous import VitreousError
 from vitreous.data.arrays import ArraySource
 from vitreous.data.encoded import FileSource
 from vitreous.data.open_data import open_data
-from vitreous.evaluation.evaluate import evaluate
+from vitreous.evaluation.evaluate import evaluate_source
 from vitreous.evaluation.evaluated_model import EvaluatedModel, open_model
 from vitreous.evaluation.evaluation_images import evaluation_split, train_and_test_images
 from vitreous.evaluation.inference_options import InferenceOptions
@@ -41,7 +41,7 @@ def test_scores_agree_with_single_images_at_any_size(size: int | None) -> None:
     model, source, ticks = tiny_model(), random_images(), []
     preprocessing = model.preprocessing(size)
     mapping = ClassMapping((4, 0, 2), "")
-    found = evaluate(model, source, mapping, preprocessing, OPTIONS, tick=ticks.append)
+    found = evaluate_source(model, source, mapping, preprocessing, OPTIONS, tick=ticks.append)
     assert sum(ticks) == found.result.images == 30
     with torch.no_grad():
         logits = torch.cat([model.model(preprocessing(source.image(i))[None]) for i in range(30)])
@@ -56,7 +56,7 @@ def test_scores_agree_with_single_images_at_any_size(size: int | None) -> None:
 def test_multi_label_data() -> None:
     model, source = tiny_model(), random_images()
     source.labels = torch.rand(30, 3) < 0.4
-    found = evaluate(model, source, ClassMapping((4, 0, 2), ""), model.preprocessing(), OPTIONS)
+    found = evaluate_source(model, source, ClassMapping((4, 0, 2), ""), model.preprocessing(), OPTIONS)
     assert found.result.top1 is None
     assert [score.images > 0 for score in found.result.per_class] == [True, False, True, False, True, False, False]
 
@@ -64,9 +64,9 @@ def test_multi_label_data() -> None:
 def test_errors_name_what_cannot_be_scored() -> None:
     model, mapping = tiny_model(), ClassMapping((0, 1, 2), "")
     with pytest.raises(VitreousError, match=r"tiny has no head.*--with fewshot knn probe"):
-        evaluate(tiny_model(num_classes=0), random_images(), mapping, model.preprocessing(), OPTIONS)
+        evaluate_source(tiny_model(num_classes=0), random_images(), mapping, model.preprocessing(), OPTIONS)
     with pytest.raises(VitreousError, match="every token"):
-        evaluate(tiny_model(pool="none"), random_images(), mapping, model.preprocessing(), OPTIONS)
+        evaluate_source(tiny_model(pool="none"), random_images(), mapping, model.preprocessing(), OPTIONS)
     with pytest.raises(VitreousError, match=r"tiny at size 30: .*24.*32"):
         model.preprocessing(30)
     with pytest.raises(VitreousError, match="batch_size = 0"):
@@ -84,13 +84,13 @@ def test_unreadable_images_are_left_out_and_named(tmp_path: Path) -> None:
     source = image_files(tmp_path / "p", [f"{i}.png" for i in range(12)])
     for i in (3, 8, 9, 10, 11):  # the last batch has no readable image
         (tmp_path / "p" / f"{i}.png").write_bytes(b"broken")
-    found = evaluate(tiny_model(), source, ClassMapping((0, 1, 2), ""), tiny_model().preprocessing(), OPTIONS)
+    found = evaluate_source(tiny_model(), source, ClassMapping((0, 1, 2), ""), tiny_model().preprocessing(), OPTIONS)
     assert found.result.images == 7
     assert sorted(found.unreadable) == [3, 8, 9, 10, 11]
     for path in (tmp_path / "p").iterdir():
         path.write_bytes(b"")
     with pytest.raises(VitreousError, match="no image can be read"):
-        evaluate(tiny_model(), source, ClassMapping((0, 1, 2), ""), tiny_model().preprocessing(), OPTIONS)
+        evaluate_source(tiny_model(), source, ClassMapping((0, 1, 2), ""), tiny_model().preprocessing(), OPTIONS)
 
 
 # ---------------------------------------------------------------- ImageNet ReaL labels

@@ -13,7 +13,7 @@ from vitreous.evaluation import store
 from vitreous.evaluation.cache import FeatureCache
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.measures import MeasureSettings
-from vitreous.experiments.compare import compare
+from vitreous.experiments.compare import compare_models
 from vitreous.experiments.suite import read_suite, suite_from_sources
 from vitreous.preprocessing import Preprocessing
 
@@ -49,7 +49,7 @@ def models(tmp_path: Path) -> list[str]:
 def test_table_of_vit_hybrid_and_bit(tmp_path: Path, models: list[str]) -> None:
     data = [colours(tmp_path / "a.npz"), colours(tmp_path / "b.npz", 1)]
     cache, options = FeatureCache(tmp_path / "cache"), InferenceOptions()
-    found = compare(models, suite_from_sources(data), METHODS, cache, options, SETTINGS)
+    found = compare_models(models, suite_from_sources(data), METHODS, cache, options, SETTINGS)
     assert found.models == ("vit", "hybrid", "bit")
     names = [(row.data, row.measure) for row in found.rows]
     measures = ["1-shot", "5-shot", "k-NN"]
@@ -76,14 +76,16 @@ def test_table_of_vit_hybrid_and_bit(tmp_path: Path, models: list[str]) -> None:
 
 def test_a_second_run_reads_the_cache(tmp_path: Path, models: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     suite, cache = suite_from_sources([colours(tmp_path / "a.npz")]), FeatureCache(tmp_path / "cache")
-    first = compare(models[:1], suite, METHODS, cache, InferenceOptions(), SETTINGS)
+    first = compare_models(models[:1], suite, METHODS, cache, InferenceOptions(), SETTINGS)
     monkeypatch.setattr("vitreous.evaluation.cache.measure_features", None)
     monkeypatch.setattr(store, "feature_batches", None)
-    assert compare(models[:1], suite, METHODS, cache, InferenceOptions(), SETTINGS) == first
+    assert compare_models(models[:1], suite, METHODS, cache, InferenceOptions(), SETTINGS) == first
     monkeypatch.undo()
     monkeypatch.setattr(store, "feature_batches", None)  # other shots use the same features
     assert (
-        compare(models[:1], suite, METHODS, cache, InferenceOptions(), MeasureSettings(shots=(3,))).rows[0].measure
+        compare_models(models[:1], suite, METHODS, cache, InferenceOptions(), MeasureSettings(shots=(3,)))
+        .rows[0]
+        .measure
         == "3-shot"
     )
 
@@ -104,19 +106,19 @@ def test_finished_features_survive_an_interruption(
 
     monkeypatch.setattr(store, "write_tensors", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
-        compare(models[:1], suite, METHODS, cache, InferenceOptions(batch_size=8), SETTINGS)
+        compare_models(models[:1], suite, METHODS, cache, InferenceOptions(batch_size=8), SETTINGS)
     dates = [path.stat().st_mtime_ns for path in written]
     monkeypatch.setattr(store, "write_tensors", write_tensors)
-    compare(models[:1], suite, METHODS, cache, InferenceOptions(batch_size=8), SETTINGS)
+    compare_models(models[:1], suite, METHODS, cache, InferenceOptions(batch_size=8), SETTINGS)
     assert [path.stat().st_mtime_ns for path in written] == dates
 
 
 def test_changed_images_are_evaluated_again(tmp_path: Path, models: list[str]) -> None:
     suite, cache = suite_from_sources([colours(tmp_path / "a.npz")]), FeatureCache(tmp_path / "cache")
-    compare(models[:1], suite, ("knn",), cache, InferenceOptions(), SETTINGS)
+    compare_models(models[:1], suite, ("knn",), cache, InferenceOptions(), SETTINGS)
     folders = {path.name for path in (tmp_path / "cache" / "features").iterdir()}
     colours(tmp_path / "a.npz", seed=5)
-    compare(models[:1], suite, ("knn",), cache, InferenceOptions(), SETTINGS)
+    compare_models(models[:1], suite, ("knn",), cache, InferenceOptions(), SETTINGS)
     assert len({path.name for path in (tmp_path / "cache" / "features").iterdir()} - folders) == 2
 
 
@@ -146,7 +148,7 @@ def test_suite_has_means_of_groups_and_of_all(tmp_path: Path, models: list[str])
         colours(tmp_path / f"{name}.npz", number)
     (tmp_path / "suite.toml").write_text(SUITE)
     suite = read_suite(tmp_path / "suite.toml")
-    found = compare(models[:1], suite, ("knn",), FeatureCache(tmp_path / "cache"), InferenceOptions(), SETTINGS)
+    found = compare_models(models[:1], suite, ("knn",), FeatureCache(tmp_path / "cache"), InferenceOptions(), SETTINGS)
     a, bee, natural, c, overall = found.rows
     assert [row.data for row in (a, bee, natural, c, overall)] == ["a", "bee", "", "c", ""]
     means = [row.values[0].mean for row in (a, bee, c)]  # type: ignore[union-attr]
@@ -194,7 +196,7 @@ def test_repeated_data_sets_and_models_get_unique_names(tmp_path: Path, models: 
     )
     (tmp_path / "s.toml").write_text(table)
     suite, cache = read_suite(tmp_path / "s.toml"), FeatureCache(tmp_path / "cache")
-    found = compare([models[0], models[0]], suite, ("knn",), cache, InferenceOptions(), SETTINGS)
+    found = compare_models([models[0], models[0]], suite, ("knn",), cache, InferenceOptions(), SETTINGS)
     source = str(tmp_path / "a.npz")
     assert list(found.images) == [f"{source} (1)", f"{source} (2)", "mine", f"{source} (3)"]
     assert [text.split()[2] for text in found.images.values()] == ["90", "30", "90", "60"]
@@ -207,7 +209,7 @@ def test_a_class_without_training_images_is_an_error(tmp_path: Path, models: lis
     (tmp_path / "s.toml").write_text("[[group]]\n[[group.data]]\nsource = 'a.npz'\nimages = 2\n")
     suite = read_suite(tmp_path / "s.toml")
     with pytest.raises(VitreousError, match=r"1 shots, but '\d' has only 0 training images"):
-        compare(
+        compare_models(
             models,
             suite,
             ("fewshot",),
@@ -220,7 +222,11 @@ def test_a_class_without_training_images_is_an_error(tmp_path: Path, models: lis
 def test_errors_are_raised_before_any_feature_is_computed(tmp_path: Path, models: list[str]) -> None:
     data = colours(tmp_path / "a.npz", each=4)
     with pytest.raises(VitreousError, match="a: 25 shots, but '0' has only 4 training images"):
-        compare(models, suite_from_sources([data]), ("fewshot",), FeatureCache(tmp_path / "cache"), InferenceOptions())
+        compare_models(
+            models, suite_from_sources([data]), ("fewshot",), FeatureCache(tmp_path / "cache"), InferenceOptions()
+        )
     with pytest.raises(VitreousError, match="at least one model"):
-        compare([], suite_from_sources([data]), ("fewshot",), FeatureCache(tmp_path / "cache"), InferenceOptions())
+        compare_models(
+            [], suite_from_sources([data]), ("fewshot",), FeatureCache(tmp_path / "cache"), InferenceOptions()
+        )
     assert not (tmp_path / "cache").exists()

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 import command
 import grids
-from runs import start, step_of
+from runs import is_training, start, wait_until
 from vitreous.experiments.experiment_result import ExperimentResult
 from vitreous.experiments.reproduce import reproduce
 
@@ -62,20 +62,6 @@ def assert_same(found: ExperimentResult, expected: ExperimentResult) -> None:
 def launch(out: Path, *options: object) -> "subprocess.Popen[str]":
     arguments = ("reproduce", LONG, "--out", out, "--device", "cpu", *options)
     return start(*arguments, cwd=grids.FILE.parent, start_new_session=True)
-
-
-def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 120
-    while not condition() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert process.poll() is None, process.communicate()
-
-
-def is_training(out: Path, cells: int, step: int) -> bool:
-    """Whether so many cells have started, and one of them that is not done has reached a step."""
-    runs = [path for path in (out / "cells").glob("long-*") if path.is_dir()]
-    unfinished = [path for path in runs if not path.with_name(f"{path.name}.json").exists()]
-    return len(runs) >= cells and any(step_of(path) >= step for path in unfinished)
 
 
 def group_is_empty(group: int) -> bool:

@@ -343,10 +343,11 @@ def check_inference(
     images = model.preprocessing.normalise(pixels)
     fused = FusedViT(model, precision)
     with torch.no_grad():
-        exact = deepcopy(model).float()(images)
+        exact, exact_features = deepcopy(model).float()(images), deepcopy(model).float().features(images)
         before = fused(images)
         assert_near(before, exact, tolerance)
         assert_near(fused(pixels), exact, tolerance)
+        assert_near(fused.features(images), exact_features, tolerance)
         for p in model.parameters():
             p.zero_()
         assert torch.equal(fused(images), before), "later changes of the model must not affect the copy"
@@ -386,6 +387,7 @@ def empty_batches() -> None:
         for x in (torch.zeros(0, 3, 32, 32), torch.zeros(0, 3, 24, 48, dtype=torch.uint8)):
             expected = model(x.float().to(DEVICE))
             assert fast(x.to(DEVICE)).shape == expected.shape
+            assert fast.features(x.to(DEVICE)).shape == model.features(x.float().to(DEVICE)).shape
     model = small().train()
     logits = FusedTrainingViT(model)(torch.zeros(0, 3, 32, 32, device=DEVICE))
     assert logits.shape == (0, 7)

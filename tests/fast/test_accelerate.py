@@ -33,6 +33,7 @@ def test_fp32_on_a_cpu_gives_the_results_of_the_plain_model() -> None:
     assert run.precision == "fp32"
     assert "packed" in run.path
     assert relative_error(run(x), model(x).detach()) < 1e-5
+    assert relative_error(run.features(x), model.features(x).detach()) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,7 @@ def test_models_without_a_faster_path_run_plain_and_give_the_reason(fields: dict
     x = images(2, 3, 32, 32)
     assert run.path == f"plain; no packed weights: {words}"
     assert relative_error(run(x), model(x).detach()) < 1e-5
+    assert relative_error(run.features(x), model.features(x).detach()) < 1e-5
 
 
 def test_weights_in_another_precision() -> None:
@@ -86,6 +88,8 @@ def test_pixels_are_normalised_with_the_preprocessing_of_the_model() -> None:
     model.preprocessing = Preprocessing(32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     expected = model(model.preprocessing.normalise(pixels)).detach()
     assert relative_error(accelerate(model)(pixels), expected) < 1e-5
+    features = model.features(model.preprocessing.normalise(pixels)).detach()
+    assert relative_error(accelerate(model).features(pixels), features) < 1e-5
 
 
 @pytest.mark.parametrize("make", [tiny_vit, lambda: tiny_vit(position="relative")])

@@ -48,12 +48,14 @@ def test_logits_are_those_of_the_plain_model(fields: dict[str, Any], batch: int)
         x = images(batch, model.config.channels, *size)
         with torch.no_grad():
             assert relative_error(run(x), model(x)) < 1e-5
+            assert relative_error(run.features(x), model.features(x)) < 1e-5
 
 
 def test_an_empty_batch() -> None:
     for fields in ({}, {"pool": "none", "num_classes": 0}):
         model, x = tiny_vit(**fields), images(0, 3, 24, 48)
         assert CpuViT(model)(x).shape == model(x).shape
+        assert CpuViT(model).features(x).shape == model.features(x).shape
 
 
 def test_image_sizes_that_patches_do_not_divide() -> None:

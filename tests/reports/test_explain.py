@@ -222,40 +222,83 @@ def test_the_page_shows_the_numbers_of_the_model(tmp_path: Path, changes: dict[s
     model = tiny_vit(**changes)
     file = write_image(tmp_path / "a.png", input_shape(model))
     chosen = (PATCH[0] + 1, PATCH[1] + 1)
-    page = explain(
-        file, model, out=tmp_path / "p.html", patch=chosen, layer=LAYER + 1, head=HEAD + 1, device="cpu"
-    ).read_text("utf-8")
+    out = explain(file, model, out=tmp_path / "p.html", patch=chosen, layer=LAYER + 1, head=HEAD + 1)
+    page = out.read_text("utf-8")
     preprocessing = preprocessing_of(model)
     x = preprocessing.normalise(preprocessing.pixels(file))[None]
     e = recompute(model, x)
-    (rows, cols), token, a = e["grid"], e["token"], e["attention"]
-    query, scores, weights, output = (a[name][HEAD, token] for name in ("query", "scores", "weights", "output"))
+    check_image(page, e, model, x, preprocessing.pixels(file))
+    check_embedding(page, e, model)
+    check_attention(page, e, model)
+    check_depth(page, e, model)
 
-    text = words(page, "image")
+
+def check_image(page: str, e: dict[str, Any], model: VisionTransformer, x: Tensor, pixels: Tensor) -> None:
+    """The patches of the image, and one of them."""
+    text, (rows, cols), backbone = words(page, "image"), e["grid"], model.config.backbone
+    height, width = x.shape[2:]
+    stride, cell = 1 if backbone is None else backbone.stride, width // cols
+    side, flat = cell // stride, e["flat"]
+    states(text, "an image of # × # pixels", height, width)
     states(text, "its values go from # to #, with mean #.", float(x.min()), float(x.max()), float(x.mean()))
     states(text, "# × # = # patches", rows, cols, rows * cols)
-    states(text, "framed patch at row #, column #", *chosen)
-    states(words(page, "patch"), "begins with #, #, #, #; its mean is #.", *begins(e["flat"]), float(e["flat"].mean()))
-    text = words(page, "embedding")
-    projected = e["projected"]
+    if backbone is None:
+        states(text, "patches of # × # pixels.", cell, cell)
+    else:
+        states(text, "one cell for # × # pixels", stride, stride)
+        states(text, "patches is # × # cells of that map", side, side)
+    states(text, "framed patch at row #, column #", PATCH[0] + 1, PATCH[1] + 1)
+    inside = pixels[:, PATCH[0] * cell : (PATCH[0] + 1) * cell, PATCH[1] * cell : (PATCH[1] + 1) * cell].double()
+    contrast = float((inside - inside.mean()).square().mean()) ** 0.5
+    states(text, "standard deviation of its pixels is # on a scale", contrast)
+    text, unit = words(page, "patch"), "pixels" if backbone is None else "cells of the feature map"
+    states(text, f"# × # {unit} with # channels are # values", side, side, len(flat) // side**2, len(flat))
+    states(text, "begins with #, #, #, #; its mean is #.", *begins(flat), float(flat.mean()))
+    shows_strip(captions(page, "patch"), flat)
+
+
+def check_embedding(page: str, e: dict[str, Any], model: VisionTransformer) -> None:
+    text, projected, width = words(page, "embedding"), e["projected"], model.config.width
+    states(text, "E has # × # values: the patch becomes a vector of # values", len(e["flat"]), width, width)
     states(text, "begins with #, #, #, # and has norm #.", *begins(projected), float(projected.norm()))
     states(text, "the sequence has # tokens", len(e["embedded"]))
-    total = float(e["embedded"][token].norm())
+    extra = len(e["embedded"]) - e["grid"][0] * e["grid"][1]
+    if extra:
+        states(text, f"# learned {'vector is' if extra == 1 else 'vectors are'} put in front", extra)
+    else:
+        assert "no class token" in text
+    total = float(e["embedded"][e["token"]].norm())
     if model.config.position == "relative":
         states(text, "the norm stays #:", total)
     else:
         states(text, "has norm #; the sum has norm #.", float(e["position"].norm()), total)
+    shows_strip(captions(page, "embedding"), projected)
+
+
+def check_attention(page: str, e: dict[str, Any], model: VisionTransformer) -> None:
+    c, token, a = model.config, e["token"], e["attention"]
+    query, scores, weights, output = (a[name][HEAD, token] for name in ("query", "scores", "weights", "output"))
     text = words(page, "attention")
     compared = scores[scores != -torch.inf]
+    states(text, "a value v of d = # numbers", c.width // c.heads)
     states(text, "query of the framed patch begins with #, #, #, #.", *begins(query))
+    states(text, "scores q·k / √#", c.width // c.heads)
     states(text, " go from # to #; with itself the score is #.", float(compared.min()), float(compared.max()),
            float(scores[token]))  # fmt: skip
     states(text, "the weighted sum of the values begins with #, #, #, # and has norm #.", *begins(output),
            float(output.norm()))  # fmt: skip
     states(text, "Softmax turns the # scores into weights", len(compared))
-    if model.config.attention == "axial":
-        also = " and the token before the patches" if model.config.prefix else ""
+    extra, best = len(scores) - e["grid"][0] * e["grid"][1], int(weights.argmax())
+    to = "itself" if best == token else f"the {token_name(best, extra, e['grid'][1], c.class_token)};"
+    assert f"the largest, {table(page, 'attention')[0][2]}, goes to {to}" in text
+    if c.attention == "axial":
+        also = " and the token before the patches" if extra else ""
         assert f"the patch is compared with the patches of its own column{also} only." in text
+    most = re.search(rf"light yellow is {NUMBER}%\.", captions(page, "attention"))
+    assert most
+    assert float(most[1]) == pytest.approx(100 * float(weights[extra:].max()), abs=0.11)
+    for vector in (query, output):
+        shows_strip(captions(page, "attention"), vector)
     order = weights.argsort(descending=True)[: min(5, len(compared))].tolist()
     lines = table(page, "attention")
     shows([line[1] for line in lines[:5]], scores[order].tolist())
@@ -263,11 +306,31 @@ def test_the_page_shows_the_numbers_of_the_model(tmp_path: Path, changes: dict[s
     others = [100 - sum(shares)] if len(compared) > 5 else []
     shows([line[2] for line in lines], [*shares, *others], tolerance=0.11)
     assert sum(round(10 * float(line[2].rstrip("%"))) for line in lines) == 1000
-    check_depth(page, e)
 
 
-def check_depth(page: str, e: dict[str, Any]) -> None:
+def captions(page: str, name: str) -> str:
+    return " ".join(html.unescape(one) for one in re.findall(r"<figcaption>(.*?)</figcaption>", section(page, name)))
+
+
+def shows_strip(found: str, vector: Tensor) -> None:
+    """Check that a caption states the number of values and the largest of those that are drawn."""
+    count = min(128, len(vector))
+    drawn = "all" if count == len(vector) else f"the first {count} of"
+    for part in re.findall(rf"{drawn} {len(vector):,} values, .*? full colour is {NUMBER}\.(?: |$)", found):
+        if float(part) == pytest.approx(float(vector[:count].abs().max()), rel=1e-3):
+            return
+    raise AssertionError((float(vector[:count].abs().max()), found))
+
+
+def token_name(token: int, prefix: int, cols: int, class_token: bool) -> str:
+    if token < prefix:
+        return "class token" if class_token and token == 0 else f"register {token + 1 - class_token}"
+    return f"patch at row {(token - prefix) // cols + 1}, column {(token - prefix) % cols + 1}"
+
+
+def check_depth(page: str, e: dict[str, Any], model: VisionTransformer) -> None:
     """The steps after attention."""
+    c = model.config
     norms, stream, probabilities, logits = e["norms"], e["stream"], e["probabilities"], e["logits"]
     for number, (line, expected) in enumerate(zip(table(page, "residual"), norms.tolist(), strict=True)):
         shows(line, [number + 1, *expected])
@@ -282,6 +345,11 @@ def check_depth(page: str, e: dict[str, Any]) -> None:
     states(text, "the block returns norm #.", after)
     states(text, "The largest addition of all # blocks has norm #:", len(norms), float(norms[:, [1, 3]].max()))
 
+    states(text, "the # heads together", c.heads)
+    states(text, "The MLP, with # hidden values,", model.blocks[0].mlp.fc1.out_features)
+    largest = max((float(line[kind]), block, kind) for block, line in enumerate(norms) for kind in (1, 3))
+    assert f"it comes from {'the MLP' if largest[2] == 3 else 'attention'} in block {largest[1] + 1}." in text
+
     lengths, last = stream.norm(dim=-1).tolist(), stream[-1]
     cosines = [float(v @ last / (v.norm() * last.norm())) for v in stream]
     lines = table(page, "depth")
@@ -290,18 +358,53 @@ def check_depth(page: str, e: dict[str, Any]) -> None:
     shows([line[2] for line in lines], cosines)
     assert [line[3] for line in lines] == [f"class {int(p.argmax())}" for p in probabilities]
     shows([line[4] for line in lines], [100 * float(p.max()) for p in probabilities], tolerance=0.06)
-    states(words(page, "depth"), " goes from # to #.", lengths[0], lengths[-1])
+    text = words(page, "depth")
+    states(text, " goes from # to #.", lengths[0], lengths[-1])
+    states(text, "its final value is # before block 1", round(cosines[0], 3))
+    half = min(k for k in range(len(cosines)) if min(cosines[k:]) >= 0.5)
+    assert f"at least 0.5 from {f'block {half}' if half else 'the start'} on." in text
+    tops = [int(p.argmax()) for p in probabilities]
+    first = min(k for k in range(len(tops)) if set(tops[k:]) == {tops[-1]})
+    assert f"class {tops[-1]} is the top class {f'after block {first}' if first else 'from the start'} and" in text
+    ends = [f"{100 * float(probabilities[k][tops[-1]]):.1f}%" for k in (0, -1)]
+    assert f"its probability goes from {ends[0]} to {ends[1]}." in text
 
     text, y = words(page, "output"), e["representation"]
     states(text, "begins with #, #, #, # and has norm #.", *begins(y), float(y.norm()))
     states(text, "one logit per class, from # to #.", float(logits.min()), float(logits.max()))
     states(text, "The prediction is class #, with logit #", int(logits.argmax()), float(logits.max()))
+    states(text, "the result has # values", len(y))
+    states(text, "a matrix of # × # values", len(y), len(logits))
     order = logits.argsort(descending=True)[:5].tolist()
     lines = table(page, "output")
+    assert f"and probability {lines[0][2]}." in text
     assert [line[0] for line in lines] == [*(f"class {k}" for k in order), "the other 2 classes"]
     shows([line[1] for line in lines[:5]], logits[order].tolist())
     final = [100 * float(probabilities[-1][k]) for k in order]
     shows([line[2] for line in lines], [*final, 100 - sum(final)], tolerance=0.11)
+
+
+@pytest.mark.parametrize(
+    ("changes", "patterns"),
+    [
+        ({"num_classes": 0}, ["no head that classifies, so there is no prediction", "this is its output"]),
+        ({"pool": "map"}, ["attention pooling with a learned query combines the 16 patch tokens"]),
+        ({"pool": "none"}, ["no pooling follows"]),
+        ({"pool": "gap"}, ["the mean of all 16 patch tokens is taken"]),
+        ({"position": "none"}, ["This model adds no positions, so the token keeps its norm of "]),
+        ({"position": "sincos-2d", "position_at": "every-layer-shared"}, ["Positions are added before every block"]),
+        ({"image_size": (35, 32), "remainder": "crop"}, ["3 rows and 0 columns of pixels do not fill a patch"]),
+        ({"qk_norm": True}, ["a key k, normalised (qk-norm), and"]),
+        ({"layer_scale": 0.5}, [" (after LayerScale)"]),
+        ({"representation_size": 24}, ["then a linear layer and tanh: the result has 24 values"]),
+    ],
+)
+def test_variants_of_the_sentences(tmp_path: Path, changes: dict[str, Any], patterns: list[str]) -> None:
+    model = tiny_vit(**changes)
+    file = write_image(tmp_path / "a.png", input_shape(model))
+    page = html.unescape(explain(file, model, out=tmp_path / "p.html").read_text("utf-8"))
+    for pattern in patterns:
+        assert pattern in page
 
 
 def test_percentages_that_are_shown_together_add_up_to_100() -> None:
@@ -376,6 +479,59 @@ def test_an_image_that_cannot_be_read_leaves_nothing(folder: Path, capsys: pytes
     assert run("bad.png", "--model", "m.safetensors", "--out", "new") != 0
     assert "bad.png" in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [("device", "cpu", r"model\.to"), ("heads", 3, r"model\.config\.heads"), ("preprocessing", "deit", "set model")],
+)
+def test_arguments_for_files_are_refused_with_a_model_in_memory(
+    tmp_path: Path, name: str, value: object, hint: str
+) -> None:
+    file = write_image(tmp_path / "a.png")
+    with pytest.raises(VitreousError, match=rf"{name} = .*only for a model that is opened from a file.*{hint}"):
+        explain(file, tiny_vit(), out=tmp_path / "p.html", **{name: value})  # type: ignore[arg-type]
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_heads_and_preprocessing_of_a_file_that_does_not_contain_them(folder: Path) -> None:
+    """The page is that of the command with the same flags."""
+    torch.save(tiny_vit().state_dict(), "m.pth")
+    options: dict[str, Any] = {"heads": 4, "preprocessing": "deit"}
+    page = explain("a.png", "m.pth", out="python.html", device="cpu", **options).read_text("utf-8")
+    assert "4 heads; short side to 37, centre 32 x 32, bicubic; mean 0.485" in page
+    assert (
+        run(
+            "a.png",
+            "--model",
+            "m.pth",
+            "--out",
+            "command.html",
+            "--heads",
+            4,
+            "--preprocessing",
+            "deit",
+        )
+        == 0
+    )
+    command = Path("command.html").read_text("utf-8")
+    for name in ("image", "attention", "depth"):
+        assert words(command, name) == words(page, name)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_the_screen(browser: Any, tmp_path: Path, width: int) -> None:
+    page = explain(write_image(tmp_path / "a.png"), tiny_vit(depth=12), out=tmp_path / "p.html")
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    tab.goto(page.as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    for name in ("residual", "depth", "output"):
+        row, box = (
+            tab.locator(f"#{name} {part}").last.bounding_box() for part in ("tr", ".scroll")
+        )  # no row is hidden
+        assert row["y"] + row["height"] <= box["y"] + box["height"] + 1
+    assert tab.locator("text=docs/learn/3-attention.md").count() == 4
+    tab.close()
 
 
 def test_a_bit_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from vitreous.errors import VitreousError
 from vitreous.reports.inspection_page import (
+    ImageText,
     InspectedImage,
     InspectionPage,
     PageFigure,
@@ -53,6 +54,7 @@ def shown(
         pixels=rng.integers(0, 256, (grid[0] * 20, grid[1] * 20, 3), dtype=np.uint8),
         grid=grid,
         answers=tuple((name, 0.5 / (i + 1)) for i, name in enumerate(classes)),
+        answer_shares=(*(f"{50 / (i + 1):.1f}%" for i in range(len(classes))), "8.3%")[: len(classes) + 1],
         attention=stochastic(rng, layers, heads, prefix + few, prefix + few),
         coarse=coarse,
         rollout=stochastic(rng, prefix + count, prefix + count),
@@ -61,6 +63,17 @@ def shown(
         components=rng.random((*grid, 3)).astype(np.float32),
         depth=rng.random((layers + 1, len(classes))).astype(np.float32),
         depth_top=tuple((f"top {i}", 0.1 * i) for i in range(layers + 1)),
+        depth_shares=tuple(tuple(f"{10 * i + k}.5%" for k in range(len(classes) + 1)) for i in range(layers + 1)),
+        opening=layers - 1,
+        text=ImageText(
+            opening=["Opens here."],
+            attention=[[f"About layer {i + 1}."] for i in range(layers)],
+            rollout=["About rollout."],
+            relevance=[[f"About {name}."] for name in classes],
+            similarity=["About similarity.", "And more."],
+            components=["About components."],
+            depth=["About depth."],
+        ),
     )
     return replace(made, **changes)
 
@@ -74,8 +87,8 @@ def png(side: int = 8) -> bytes:
 def inspection(*images: InspectedImage, **changes: Any) -> InspectionPage:
     made = InspectionPage(
         title="tiny", facts=(("parameters", "5.7 M"),), notes=("maps were pooled",), random=False, prefix=("class",),
-        source="class token", layers=3, heads=2, images=images,
-        figures=(PageFigure("Filters", "What it sees.", png()),),
+        source="class token", query="class token", layers=3, heads=2, images=images,
+        figures=(PageFigure("Filters", ["What it sees."], png()),),
         command="vitreous inspect tiny",
     )  # fmt: skip
     return replace(made, **changes)
@@ -389,8 +402,94 @@ def test_prediction_by_depth(opened: Open) -> None:
     assert tab.locator("#depth circle").count() == one.depth.size
     rows = [row.split("\t") for row in tab.inner_text("#depth-table tbody").strip().split("\n")]
     assert [row[:2] for row in rows] == [["embeddings", "top 0"], *([str(i), f"top {i}"] for i in (1, 2, 3))]
-    found = [[percentage(cell) for cell in row[3:]] for row in rows]
-    np.testing.assert_allclose(found, one.depth, rtol=0.05)
+    assert [tuple(row[3:]) for row in rows] == list(one.depth_shares)
+    assert tab.inner_text("#depth-table thead th:last-child") == "all others"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_row_of_the_depth_table_is_visible(opened: Open, width: int) -> None:
+    tab = opened(inspection(shown(layers=24), layers=24), width)
+    row, box = (tab.locator(name).last.bounding_box() for name in ("#depth-table tr", ".depth-layout .scroll"))
+    assert row["y"] >= box["y"]
+    assert row["y"] + row["height"] <= box["y"] + box["height"] + 1
+    assert tab.inner_text("#depth-table tbody tr:last-child th") == "24"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_each_image_opens_on_its_own_layer_until_one_is_selected(opened: Open) -> None:
+    tab = opened(inspection(shown(0, opening=1), shown(1, opening=0)))
+    assert tab.inner_text("#layer-name") == "layer 2 of 3"
+    assert tab.inner_text("#opening") == "Opens here."
+    tab.keyboard.press("i")
+    tab.wait_for_selector("body[data-ready=true]")
+    assert tab.inner_text("#layer-name") == "layer 1 of 3"
+    tab.click("#layers [data-layer='2']")
+    tab.keyboard.press("i")
+    tab.wait_for_selector("body[data-ready=true]")
+    assert tab.inner_text("#layer-name") == "layer 3 of 3"
+
+
+def test_sentences_follow_the_layer_and_the_class(opened: Open) -> None:
+    changed = ImageText(rollout=["Other."])
+    tab = opened(inspection(shown(0), shown(1, text=changed)))
+    names = ("attention", "rollout", "relevance", "similarity", "components", "depth")
+
+    def words() -> list[str]:
+        return [str(tab.inner_text(f"#{name}-words")) for name in names]
+
+    about = ["About layer 3.", "About rollout.", "About cat.", "About similarity. And more.", "About components.",
+             "About depth."]  # fmt: skip
+    assert words() == about
+    tab.click("#layers [data-layer='0']")
+    tab.keyboard.press("c")
+    assert words() == ["About layer 1.", about[1], "About dog.", *about[3:]]
+    tab.keyboard.press("i")
+    tab.wait_for_selector("body[data-ready=true]")
+    assert words() == ["", "Other.", "", "", "", ""]
+    assert "What it sees." in tab.inner_text(".figures")
+    assert tab.locator("text=docs/learn/3-attention.md").count() >= 3
+
+
+@pytest.mark.parametrize("patch", [(0, 0), (2, 3)])
+def test_sentences_about_one_patch_and_one_head(opened: Open, patch: tuple[int, int]) -> None:
+    one = shown()
+    assert one.attention is not None
+    tab = opened(inspection(one))
+    tab.click("#heads [data-head='1']")
+    click(tab, "#picture", patch)
+    row = one.attention[2, 1, 1 + patch[0] * 6 + patch[1], 1:].astype(float)
+    row /= row.sum()
+    near = sum(row[6 * y + x] for y in range(4) for x in range(6) if abs(y - patch[0]) <= 1 and abs(x - patch[1]) <= 1)
+    words = tab.inner_text("#attention-words")
+    spread = re.match(r"This attention is spread over (\d+) of 24 patches ", words)
+    assert spread is not None
+    assert int(spread[1]) == pytest.approx(np.exp(-(row * np.log(row)).sum()), abs=0.6)
+    assert percentage(words) == pytest.approx(near, abs=0.01)
+    assert words.endswith("select the class token and the mean of the heads.")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shares_of_the_attention_add_up_to_100(opened: Open, seed: int) -> None:
+    """With tokens that receive almost nothing, and some that receive much."""
+    one = shown(seed, prefix=4)
+    assert one.attention is not None
+    weights = one.attention * np.asarray([1, 1e-4, 3, 20] + [1] * 24, np.float32)
+    weights /= weights.sum(-1, keepdims=True)
+    names = ("class", *(f"register {k}" for k in (1, 2, 3)))
+    tab = opened(inspection(replace(one, attention=weights), prefix=names))
+    stated = [float(share) for share in re.findall(r"([\d.]+)%", tab.inner_text("#reading"))]
+    row = weights[2, :, 0].mean(0)
+    assert stated == pytest.approx([100 * row[4:].sum(), *(100 * row[:4])], abs=0.8)
+    assert round(10 * sum(stated)) == 1000
+
+
+def test_attention_pooling_without_a_class_token(opened: Open) -> None:
+    """Maps are from the mean of the patches, and relevance starts from attention pooling."""
+    one = shown(prefix=0)
+    tab = opened(inspection(one, prefix=(), source="attention pooling", query="mean of the patches"))
+    assert "from the mean of the patches." in tab.inner_text("#reading")
+    assert tab.inner_text("#rollout-title") == "Rollout from the mean of the patches"
+    assert tab.inner_text("#relevance-value").endswith("It starts from attention pooling.")
 
 
 def test_resizing_the_window(opened: Open) -> None:
@@ -412,7 +511,7 @@ def test_it_fits_the_screen_and_escapes_names(opened: Open, width: int, scheme: 
     evil = shown(name=EVIL, classes=(EVIL, "x" * 300, "b"), depth_top=((EVIL, 0.5),) * 4)
     page = inspection(
         evil, replace(evil, name="y" * 300), title=EVIL, facts=((EVIL, "0" * 64),), notes=(EVIL,), command=EVIL,
-        figures=(PageFigure(EVIL, EVIL, png(1500)),),
+        figures=(PageFigure(EVIL, [EVIL], png(1500)),),
     )  # fmt: skip
     tab = opened(page, width, scheme)
     click(tab, "#picture", (0, 5))
@@ -449,7 +548,7 @@ def test_grids_of_all_shapes(opened: Open, grid: tuple[int, int], coarse: tuple[
 def test_without_a_class_token_the_query_is_the_mean(opened: Open) -> None:
     one = shown(prefix=0, heads=1)
     assert one.attention is not None
-    tab = opened(inspection(one, prefix=(), heads=1, source="mean of the patches"))
+    tab = opened(inspection(one, prefix=(), heads=1, source="mean of the patches", query="mean of the patches"))
     assert "its only head, from the mean of the patches." in tab.inner_text("#reading")
     row = one.attention[2, 0].mean(0)
     words = read(tab, "#attention-map", (1, 1), "#value")
@@ -461,7 +560,7 @@ def test_without_a_class_token_the_query_is_the_mean(opened: Open) -> None:
 
 
 def test_a_network_without_attention(opened: Open) -> None:
-    page = inspection(shown(prefix=0, **CONVOLUTIONAL), prefix=(), layers=0, heads=0, source="mean of the patches")
+    page = inspection(shown(prefix=0, **CONVOLUTIONAL), prefix=(), layers=0, heads=0, source="", query="")
     tab = opened(page)
     said = tab.inner_text("#instead")
     assert said.startswith("This network has no attention. Shown instead: its predictions, similarity between")

@@ -16,7 +16,7 @@ import vitreous as package
 from runs import STRONG, TINY, TINY_RUN, config, draw_folder, records
 from vitreous import TrainConfig, VitreousError, load, train
 from vitreous.evaluation.training_images import FILE as DIGESTS
-from vitreous.serving.prediction import predict
+from vitreous.serving.prediction import predict_images
 
 
 def test_train_on_a_folder(folder: Path, tmp_path: Path, vitreous_process) -> None:
@@ -40,7 +40,9 @@ def test_train_on_a_folder(folder: Path, tmp_path: Path, vitreous_process) -> No
     assert found["top1"] > 0.8  # three colours are easy to classify
     # The result equals the predictions of the saved file.
     model = load(run / "best.safetensors")
-    answers = [p.top[0].label == Path(p.image).parent.name for p in predict(model, sorted(folder.rglob("*.jpg")))]
+    answers = [
+        p.top[0].label == Path(p.image).parent.name for p in predict_images(model, sorted(folder.rglob("*.jpg")))
+    ]
     assert np.mean(answers) > 0.8
 
 
@@ -454,7 +456,7 @@ def test_predictions_of_a_multi_label_model(folder: Path, tmp_path: Path) -> Non
     train(manifest, config(tmp_path / "run", duration="60 steps", lr=3e-3, allow_outside_files=True), quiet=True)
     model = load(tmp_path / "run")
     assert model.multi_label
-    (found,) = predict(model, paths[:1], top=4)
+    (found,) = predict_images(model, paths[:1], top=4)
     answers = {answer.label: answer.probability for answer in found.top}
     assert answers["farbe"] > 0.7
     assert sum(answers.values()) > 1.2  # no softmax

@@ -44,28 +44,29 @@ LARGE_MODEL = 150_000_000  # parameters: from here on the default batch size is 
 MODE_NAMES = {"infer": "inference", "train": "training"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ThroughputResult:
     """Measurements of a model."""
 
-    model: str
-    mode: str
-    precision: str
-    device: str
-    batch_size: int
+    model: str  # name of the model
+    mode: str  # infer or train
+    precision: str  # fp32, bf16 or fp8
+    device: str  # cpu, cuda ...
+    batch_size: int  # images per batch
     default_batch_size: bool  # not set by the user
-    cost: Cost
+    cost: Cost  # parameters and FLOPs at the image size
     path: str  # how the steps were run
-    times: StepTimes
+    times: StepTimes  # seconds of each batch
     start_up: float  # seconds for building the model and the first batch, with compilation
     peak_flops: float  # per second, of a large matmul
     memory: int  # peak, in bytes
     joules: float | None  # per image
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # remarks on the measurement
     origin: dict[str, Any]  # date, command, versions, hardware
 
     @property
     def images_per_second(self) -> float:
+        """Throughput, from the median time of a batch."""
         return self.batch_size / self.times.median
 
     @property
@@ -80,6 +81,7 @@ class ThroughputResult:
         return self.flops / self.peak_flops
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `vitreous bench --json` prints."""
         fields = ("model", "mode", "precision", "device", "batch_size", "path")
         return {
             **self.origin,
@@ -98,6 +100,9 @@ class ThroughputResult:
             "start_up_seconds": self.start_up,
             "notes": list(self.notes),
         }
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<11} {text}" for name, text in self.facts())
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the rows of the printed table."""
@@ -142,10 +147,18 @@ def bench(  # noqa: PLR0913 (as many as there are flags)
     recipe: str | None = None,
     workers: int | None = None,
 ) -> ThroughputResult | PipelineResult:
-    """Measure the throughput of a model (default: B/16), or of the input pipeline of training (mode="data").
+    """Measure the throughput of a model on this machine, or of the input pipeline of training.
 
-    `model` is a name of the zoo or a checkpoint. `data`, `recipe` and `workers` are for mode="data": the images to
-    decode, the recipe whose augmentation is measured, and the number of worker processes.
+    - `model`: a name of the zoo or a checkpoint; default: B/16
+    - `mode`: "infer", "train", or "data" for decoding and augmentation
+    - `size`, `batch_size`, `precision`, `device`: default: chosen for the model and the machine
+    - `seconds`: duration of the measurement
+    - `data`, `recipe`, `workers`: for mode="data": images to decode, recipe with the augmentation, worker processes
+
+    >>> import vitreous
+    >>> found = vitreous.bench("Ti/16", size=32, batch_size=1, seconds=0.1)
+    >>> found.images_per_second > 1, found.mode
+    (True, 'infer')
     """
     if not 0 < seconds <= MAX_SECONDS:
         raise VitreousError(f"seconds = {seconds:g}: must be more than 0 and at most {MAX_SECONDS:,}")

@@ -52,14 +52,14 @@ class DecodingResult:
 class PipelineResult:
     """Measurements of the input pipeline."""
 
-    recipe: str
-    size: tuple[int, int]
-    batch_size: int
-    device: str
-    path: str  # of augmentation
-    augmentation: StepTimes
-    decoding: DecodingResult | None
-    origin: dict[str, Any] = field(default_factory=dict)
+    recipe: str  # recipe whose augmentation is measured
+    size: tuple[int, int]  # (height, width) of the images
+    batch_size: int  # images per batch
+    device: str  # device of the augmentation
+    path: str  # path of the augmentation
+    augmentation: StepTimes  # seconds of each batch
+    decoding: DecodingResult | None  # throughput of decoding, if data was given
+    origin: dict[str, Any] = field(default_factory=dict)  # date, command, versions, hardware
 
     @property
     def images_per_second(self) -> float:
@@ -67,6 +67,7 @@ class PipelineResult:
         return self.batch_size / self.augmentation.median
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `vitreous bench --mode data --json` prints."""
         times = self.augmentation
         return {
             **self.origin,

@@ -27,11 +27,12 @@ JSON_COMMANDS = (
     "recipes",
     "reproduce",
     "runs",
+    "sweep",
 )
 # Commands that write files continue when stdout is closed (`vitreous train ... | head -1`). For the first three a lost
 # output is not an error.
 FILE_COMMANDS = ("train", "finetune", "features")
-CONTINUING_COMMANDS = (*FILE_COMMANDS, "calibrate", "compare", "evaluate", "explain", "inspect", "reproduce")
+CONTINUING_COMMANDS = (*FILE_COMMANDS, "calibrate", "compare", "evaluate", "explain", "inspect", "reproduce", "sweep")
 SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell reports it
 
 
@@ -99,7 +100,7 @@ def _run(arguments: list[str], file: str) -> None:
         raise VitreousError(_json_takes_no_file(file, arguments[0]))
     for argument in arguments:
         _refuse_url(argument)
-    if arguments[:1] in (["train"], ["finetune"]):
+    if arguments[:1] in (["train"], ["finetune"], ["sweep"]):
         arguments = replace_renamed_flags(arguments)
     app = tyro.extras.SubcommandApp()
     for name, command in _commands(arguments).items():
@@ -153,11 +154,13 @@ def _commands(arguments: list[str]) -> dict[str, Callable[..., None]]:
     from vitreous.cli.recipes import recipes_command
     from vitreous.cli.reproduce import reproduce_command
     from vitreous.cli.runs import runs_command
+    from vitreous.cli.sweep import make_sweep_command
     from vitreous.cli.train import make_train_command
 
     return {
         "train": make_train_command(arguments if arguments[:1] == ["train"] else ()),
         "finetune": make_finetune_command(arguments if arguments[:1] == ["finetune"] else ()),
+        "sweep": make_sweep_command(arguments if arguments[:1] == ["sweep"] else ()),
         "data": data_command,
         "predict": predict_command,
         "inspect": inspect_command,

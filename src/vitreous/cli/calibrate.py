@@ -8,9 +8,7 @@ import tyro
 
 from vitreous.cli.options import DataOptions, DeviceName, OptionalInt, OptionalName, PreprocessingName, Switch
 from vitreous.cli.output import (
-    check_output_paths,
     exit_if_unreadable,
-    image_progress_bar,
     interrupt_message,
     make_reporter,
     print_columns,
@@ -20,7 +18,9 @@ from vitreous.cli.output import (
     print_warnings,
 )
 from vitreous.errors import format_count
+from vitreous.evaluation.progress_bar import image_progress_bar
 from vitreous.utils.console import print_line, printable
+from vitreous.utils.output_paths import check_output_paths
 
 if TYPE_CHECKING:
     from vitreous.evaluation.calibration import CalibrationReport

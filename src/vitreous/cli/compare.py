@@ -7,9 +7,7 @@ import tyro
 
 from vitreous.cli.options import BatchOptions, DataOptions, FeatureOptions, OptionalFile, OutputOptions
 from vitreous.cli.output import (
-    check_output_paths,
     exit_if_unreadable,
-    image_progress_bar,
     interrupt_message,
     make_reporter,
     print_columns,
@@ -17,9 +15,10 @@ from vitreous.cli.output import (
     print_json,
     print_notes,
     print_warnings,
-    write_json,
 )
+from vitreous.evaluation.progress_bar import image_progress_bar
 from vitreous.utils.console import print_line, printable
+from vitreous.utils.output_paths import check_output_paths
 
 if TYPE_CHECKING:
     from vitreous.experiments.compare import Comparison
@@ -51,50 +50,29 @@ def compare_command(
         suite: TOML file with groups of data sets and their options, instead of --data. Means are printed per group.
         markdown: Write the table to this file.
     """
-    from vitreous.errors import VitreousError
     from vitreous.evaluation.cache import FeatureCache, default_cache_folder
     from vitreous.evaluation.measures import MeasureSettings
-    from vitreous.experiments.compare import compare
-    from vitreous.experiments.suite import read_suite, suite_from_sources
+    from vitreous.experiments.compare import compare_models
+    from vitreous.experiments.compare_figure import comparison_files, write_comparison
+    from vitreous.experiments.comparison import chosen_suite
 
-    if (suite is None) == (not data):
-        raise VitreousError("give either data sets (--data) or a suite of data sets (--suite)")
-    check_output_paths(output.out, _output_files, markdown, overwrite=output.overwrite)
+    check_output_paths(output.out, comparison_files, markdown, overwrite=output.overwrite)
     reporter = make_reporter(output.json)
-    chosen = read_suite(suite) if suite is not None else suite_from_sources(data, reading.reading())
+    chosen = chosen_suite(suite, data, reading.reading())
     cache = FeatureCache(features.cache or default_cache_folder())
     settings = MeasureSettings(tuple(features.shots))
     options = batches.inference_options(reporter)
     with interrupt_message(resumable=True):
-        found = compare(models, chosen, features.methods, cache, options, settings, image_progress_bar(reporter))
+        found = compare_models(models, chosen, features.methods, cache, options, settings, image_progress_bar(reporter))
     print_notes(reporter, found.notes)
     print_warnings(reporter, found.warnings)
     if output.json:
         print_json(found.to_json())
     else:
         print_comparison(found)
-    write_comparison(found, output, markdown)
+    if figures := write_comparison(found, markdown, output.out, output.overwrite):
+        print_figure_paths(figures, output.json)
     exit_if_unreadable(reporter, found.unreadable)
-
-
-def _output_files(folder: Path) -> tuple[str, ...]:
-    """The files that --out writes."""
-    return ("comparison.json", "comparison.md", "comparison.png", "comparison.svg")
-
-
-def write_comparison(found: "Comparison", output: OutputOptions, markdown: Path | None) -> None:
-    from vitreous.experiments.compare_figure import draw_comparison
-    from vitreous.utils.atomic import atomic_file, atomic_folder
-
-    if markdown is not None:
-        with atomic_file(markdown, output.overwrite) as temporary:
-            temporary.write_text(found.markdown(), encoding="utf-8")
-    if output.out is not None:
-        with atomic_folder(output.out, output.overwrite, _output_files) as folder:
-            write_json(folder / "comparison.json", found.to_json())
-            (folder / "comparison.md").write_text(found.markdown(), encoding="utf-8")
-            figures = draw_comparison(found, folder)
-        print_figure_paths(figures, output.out, output.json)
 
 
 def print_comparison(found: "Comparison") -> None:

@@ -16,6 +16,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.training.config import RENAMED_FIELDS, TrainConfig
+from vitreous.training.config_file import ALIASES, FLAG_NAMES
 from vitreous.utils.console import printable
 
 # Fields whose default is chosen from the data. The docstrings of other fields that are None state their defaults.
@@ -28,8 +29,6 @@ CHOSEN_FROM_DATA = frozenset(
         *("duration", "warmup", "schedule", "batch_size", "dev_fraction"),
     )
 )
-FLAG_NAMES = {"start": "from"}  # `from` is a keyword of Python and cannot be the name of a field
-ALIASES = {"duration": ["--epochs"], "image_size": ["--size"]}
 CONFIG_GROUPS = frozenset(get_type_hints(TrainConfig).values())
 OWN_CODE = {"augment": "FILE:NAME"}  # metavars of fields that are code of the user
 METAVARS = {int: "N", float: "X", str: "TEXT", bool: "True|False"}
@@ -58,7 +57,7 @@ def _adapt_field(field: StructFieldSpec, of_config: bool) -> StructFieldSpec:
         name=FLAG_NAMES.get(field.name) if of_config else None,
         metavar=OWN_CODE.get(field.name) or metavar(kind),
         help_behavior_hint=_default_hint(field, "chosen from the data" if from_data else ""),
-        aliases=ALIASES.get(field.name) if of_config else None,
+        aliases=[_flag(name) for name in ALIASES.get(field.name, ())] or None if of_config else None,
     )
     annotated = Annotated[(kind, argument, *annotations)]  # type: ignore[valid-type]  # later ones take precedence
     return replace(field, type=cast(Any, annotated), helptext=partial(_one_line, field.helptext))

@@ -8,7 +8,6 @@ import tyro
 
 from vitreous.cli.options import DataOptions, OptionalFolder, OptionalInt, Switch
 from vitreous.cli.output import (
-    image_progress_bar,
     interrupt_message,
     make_reporter,
     print_facts,
@@ -17,6 +16,7 @@ from vitreous.cli.output import (
     print_warnings,
 )
 from vitreous.errors import VitreousError, format_count
+from vitreous.evaluation.progress_bar import image_progress_bar
 from vitreous.utils.console import printable
 
 if TYPE_CHECKING:

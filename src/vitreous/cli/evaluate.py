@@ -16,9 +16,7 @@ from vitreous.cli.options import (
     OutputOptions,
 )
 from vitreous.cli.output import (
-    check_output_paths,
     exit_if_unreadable,
-    image_progress_bar,
     interrupt_message,
     make_reporter,
     print_columns,
@@ -27,9 +25,8 @@ from vitreous.cli.output import (
     print_json,
     print_notes,
     print_warnings,
-    write_json,
 )
-from vitreous.errors import VitreousError
+from vitreous.evaluation.progress_bar import image_progress_bar
 from vitreous.utils.console import print_line, print_message, printable
 
 if TYPE_CHECKING:
@@ -78,94 +75,61 @@ def evaluate_command(  # noqa: PLR0913 (each is a flag or a group of flags)
         csv: Write the result of each image to this CSV file: label, prediction, their probabilities, the rank of the
             label, and whether the prediction is rejected. For one image size.
     """
-    from vitreous.data.open_data import open_data
-    from vitreous.evaluation.cache import FeatureCache, default_cache_folder
-    from vitreous.evaluation.evaluated_model import open_model
+    from vitreous.evaluation.evaluate_model import check_evaluation_output, evaluate_and_report
     from vitreous.evaluation.measures import MeasureSettings
-    from vitreous.evaluation.report import EvaluationRequest, run_evaluation
+    from vitreous.evaluation.report import EvaluationRequest
 
-    if csv is not None and len(size) > 1:
-        raise VitreousError(f"--csv: results of images are written for one image size, and --size has {len(size)}")
-    check_output_paths(output.out, _output_files, csv, overwrite=output.overwrite, figures=len(size) > 1)
+    check_evaluation_output(output.out, csv, size, output.overwrite)
     reporter = make_reporter(output.json)
     options = batches.inference_options(reporter)
-    settings = MeasureSettings(tuple(features.shots))
-    methods, curves = tuple(features.methods), output.json or output.out is not None
-    request = EvaluationRequest(labels.split, size, methods, settings, labels.real, labels.classes, curves)
-    opened = open_data(source, data.reading(model.model))
-    evaluated = open_model(model.model, options.device, model.heads, model.preprocessing, model.trust_code)
-    print_notes(reporter, (*evaluated.notes, *opened.notes))
+    settings, curves = MeasureSettings(tuple(features.shots)), output.json or output.out is not None
+    request = EvaluationRequest(
+        labels.split, size, tuple(features.methods), settings, labels.real, labels.classes, curves
+    )
     with interrupt_message(resumable=bool(features.methods)):
-        cache = FeatureCache(features.cache or default_cache_folder())
-        found = run_evaluation(evaluated, opened, request, options, cache, image_progress_bar(reporter))
+        found = evaluate_and_report(
+            model.model,
+            source,
+            request,
+            options,
+            heads=model.heads,
+            preprocessing=model.preprocessing,
+            trust_code=model.trust_code,
+            reading=data.reading(model.model),
+            cache=features.cache,
+            bar=image_progress_bar(reporter),
+            note=lambda notes: print_notes(reporter, notes),
+        )
     print_warnings(reporter, found.warnings)
     if csv is not None:
-        write_image_results(csv, found, output.overwrite)
+        found.to_csv(csv, output.overwrite)
     if output.json:
-        print_json({"data": source, **found.to_json()})
+        print_json(found.to_json())
     else:
-        print_evaluation(source, found)
-    write_evaluation(source, found, output)
-    unreadable = found.scores[0].unreadable.values() if found.scores else ()
-    exit_if_unreadable(reporter, list(dict.fromkeys((*unreadable, *found.unreadable))))
+        print_evaluation(found)
+    write_results(found, output)
+    exit_if_unreadable(reporter, found.all_unreadable)
 
 
-def _output_files(folder: Path) -> tuple[str, ...]:
-    """The files that --out writes."""
-    return (
-        "evaluation.json",
-        *(f"{name}.{kind}" for name in ("resolution", "precision_recall") for kind in ("png", "svg")),
-    )
-
-
-def write_image_results(path: Path, found: "EvaluationReport", overwrite: bool) -> None:
-    """Write one row per image."""
-    from vitreous.evaluation.image_results import CSV_COLUMNS
-    from vitreous.utils.csv_files import csv_file
-
-    if not found.scores:
-        raise VitreousError(f"{path}: not written, because no predictions were scored: {found.not_scored}")
-    results = found.scores[0].images
-    assert results is not None
-    assert found.source is not None
-    names = [found.label(index) for index in range(found.evaluated.model.config.num_classes)]
-    with csv_file(path, CSV_COLUMNS, overwrite) as write:
-        for row in results.csv_rows(found.source, found.split, names):
-            write(row)
-
-
-def write_evaluation(source: str, found: "EvaluationReport", output: OutputOptions) -> None:
-    from vitreous.evaluation.figures import draw_precision_recall, draw_resolution_curve
-    from vitreous.evaluation.report import format_size
-    from vitreous.utils.atomic import atomic_folder
+def write_results(found: "EvaluationReport", output: OutputOptions) -> None:
+    from vitreous.evaluation.evaluation_files import write_evaluation
     from vitreous.utils.figures import matplotlib_is_installed
 
     if output.out is None:
         return
-    figures: list[Path] = []
-    with atomic_folder(output.out, output.overwrite, _output_files) as folder:
-        write_json(folder / "evaluation.json", {"data": source, **found.to_json()})
-        title = f"{found.evaluated.name} on {Path(source).name}, {found.split}"
-        caption = [f"{found.images:,} images; weights: {found.evaluated.selection}"]
-        caption += [f"WARNING: {text}" for text in found.warnings]
-        if len(found.scores) > 1:
-            figures += draw_resolution_curve(found.scores, title, caption, folder)
-        if found.curves and (curves := found.curves[0]) is not None and matplotlib_is_installed():
-            size = format_size(found.preprocessing[0])
-            figures += draw_precision_recall(curves, f"{title}, {size} px", caption, folder)
-    if figures:
-        print_figure_paths(figures, output.out, output.json)
+    if figures := write_evaluation(found, output.out, output.overwrite):
+        print_figure_paths(figures, output.json)
     elif found.scores and not matplotlib_is_installed():
         print_message('no figures: drawing needs matplotlib: pip install "vitreous[plot]"', "note: ")
 
 
-def print_evaluation(source: str, found: "EvaluationReport") -> None:
+def print_evaluation(found: "EvaluationReport") -> None:
     from vitreous.evaluation.report import format_size
 
     shown = [str(one) for one in found.preprocessing]
     sized = list(zip(found.preprocessing, found.scores, strict=False))
     rows = [
-        ("data", f"{printable(source)}: {found.split}, {found.images:,} images"),
+        ("data", f"{printable(found.data)}: {found.split}, {found.images:,} images"),
         ("model", f"{found.evaluated.name}, content hash {found.evaluated.digest}"),
         ("weights", printable(found.evaluated.selection)),
         ("preprocessing", shown[0] + (f"; and {len(shown) - 1} more sizes" if shown[1:] else "")),

@@ -6,7 +6,8 @@ from typing import Annotated
 import tyro
 
 from vitreous.cli.options import BatchOptions, DataOptions, ModelOptions, OptionalInt, OptionalName, Switch
-from vitreous.cli.output import exit_if_unreadable, image_progress_bar, interrupt_message, print_facts, print_notes
+from vitreous.cli.output import exit_if_unreadable, interrupt_message, print_facts, print_notes
+from vitreous.evaluation.progress_bar import image_progress_bar
 from vitreous.utils.console import printable
 
 
@@ -37,27 +38,32 @@ def features_command(  # noqa: PLR0913 (each is a flag, or a group of them)
         split: train, val, test or all. Default: the test split of the data, otherwise its val split, otherwise all
             images.
     """
-    from vitreous.data.open_data import open_data
-    from vitreous.evaluation.evaluated_model import open_model
-    from vitreous.evaluation.evaluation_images import evaluation_split
-    from vitreous.evaluation.store import read_features, write_features
+    from vitreous.evaluation.extract_features import extract_and_write
     from vitreous.utils.progress import ProgressReporter
 
     reporter = ProgressReporter()
     options = batches.inference_options(reporter)
-    opened = open_data(source, data.reading(model.model))
-    split_name, images = evaluation_split(opened, split)
-    evaluated = open_model(model.model, options.device, model.heads, model.preprocessing, model.trust_code)
-    preprocessing = evaluated.preprocessing(size)
-    print_notes(reporter, (*evaluated.notes, *opened.notes))
-    about = {"data": opened.name, "split": split_name, "classes": list(opened.classes)}
-    progress_bar = image_progress_bar(reporter)(f"{evaluated.name} on {opened.name}", len(images))
-    with interrupt_message(resumable=True), progress_bar as tick:
-        write_features(evaluated, images, out, preprocessing, options, layer, about, tick, overwrite=overwrite)
-    written = read_features(out)
+    with interrupt_message(resumable=True):
+        written = extract_and_write(
+            model.model,
+            source,
+            out,
+            options,
+            layer=layer,
+            size=size,
+            split=split,
+            overwrite=overwrite,
+            heads=model.heads,
+            preprocessing=model.preprocessing,
+            trust_code=model.trust_code,
+            reading=data.reading(model.model),
+            bar=image_progress_bar(reporter),
+            note=lambda notes: print_notes(reporter, notes),
+        )
+    images = f"{printable(source)}, {written.about['split']}"
     rows = [
-        ("features", f"{len(written.features):,} x {written.features.shape[1]:,} of {printable(source)}, {split_name}"),
-        ("model", f"{evaluated.name}, content hash {written.origin.model}"),
+        ("features", f"{len(written.features):,} x {written.features.shape[1]:,} of {images}"),
+        ("model", f"{written.about['model']}, content hash {written.origin.model}"),
         ("layer", "input of the head" if layer == -1 else f"output of block {layer}"),
         ("folder", str(out)),
     ]

@@ -1,15 +1,12 @@
 """`vitreous info`: the contents of a checkpoint."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from vitreous.cli.options import ImageSize, OptionalInt, PreprocessingName, Switch
 from vitreous.cli.output import print_facts, print_json
-
-if TYPE_CHECKING:
-    from vitreous.models.calibration import Calibration
 
 # Fields of the config that are always printed; others are printed if they differ from their default.
 VIT_FIELDS = ("width", "depth", "heads", "mlp_dim", "pool", "position", "resample", "gelu", "norm_eps")
@@ -40,41 +37,14 @@ def info_command(
         preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it. Default:
             the usual one of its format.
     """
-    from vitreous.models.cost import cost
-    from vitreous.weights.load import read_checkpoint
-    from vitreous.weights.load_report import guess_lines
+    from vitreous.weights.info import info
 
-    checkpoint = read_checkpoint(source, image_size=image_size, heads=heads, strict=strict, preprocessing=preprocessing)
-    report, config = checkpoint.report, checkpoint.config
-    costs = cost(config)
-    types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in checkpoint.state.values()})
-    facts: dict[str, Any] = {
-        "source": report.source,
-        "dialect": report.dialect,
-        "container": report.container,
-        "model": zoo_name(config),
-        "config": {"kind": "vit" if hasattr(config, "heads") else "bit", **asdict(config)},
-        "parameters": costs.parameters,
-        "flops": costs.flops.total,
-        "tokens": costs.tokens,
-        "dtypes": types,
-        "preprocessing": checkpoint.preprocessing.to_json(),
-        "labels": None if checkpoint.labels is None else list(checkpoint.labels),
-        "calibration": None if checkpoint.calibration is None else _calibration_facts(checkpoint.calibration),
-        "origin": dict(report.origin),
-        "tensors": {
-            "used": list(report.used),
-            "ignored": dict(report.ignored),
-            "unexpected": list(report.unexpected),
-            "missing": list(report.missing),
-        },
-        "notes": list(report.facts),
-        "guesses": guess_lines(report.guesses),
-    }
+    found = info(source, image_size=image_size, heads=heads, strict=strict, preprocessing=preprocessing)
+    facts = found.to_json()
     if json:
         print_json(facts)
     else:
-        print_checkpoint(facts, str(checkpoint.preprocessing))
+        print_checkpoint(facts, str(found.preprocessing))
 
 
 def print_checkpoint(facts: dict[str, Any], preprocessing: str) -> None:
@@ -120,12 +90,6 @@ def print_checkpoint(facts: dict[str, Any], preprocessing: str) -> None:
     print_facts(rows)
 
 
-def _calibration_facts(calibration: "Calibration") -> dict[str, Any]:
-    """Return the calibration without the digests of its images."""
-    facts = {name: value for name, value in calibration.to_json().items() if name != "digests"}
-    return {**facts, "description": str(calibration)}
-
-
 def _origin_text(origin: dict[str, Any]) -> str:
     """Return where weights come from. For those of a run, that is where its initial weights come from."""
     initial = origin.get("initial_weights")
@@ -158,15 +122,3 @@ def _labels(names: list[str] | None, classes: int) -> str:
     if classes == 1000:
         return "not in the file; 1,000 classes, assumed to be ImageNet-1k's"
     return f"not in the file; {classes:,} classes"
-
-
-def zoo_name(config: Any) -> str | None:
-    """Return the name in `vitreous models` of this architecture."""
-    from vitreous.models import zoo
-
-    keys = ("width", "depth", "heads", "mlp_dim", "patch_size", "backbone", "registers", "blocks", "width_factor")
-    for name in zoo.names():
-        other = zoo.config(name)
-        if type(other) is type(config) and all(getattr(other, k, None) == getattr(config, k, None) for k in keys):
-            return name
-    return None

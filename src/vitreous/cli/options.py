@@ -1,18 +1,14 @@
 """Types of flags and groups of flags that several commands share."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 if TYPE_CHECKING:
-    import torch
-
     from vitreous.data.options import Reading
     from vitreous.evaluation.inference_options import InferenceOptions
-    from vitreous.fast.accelerate import Precision
     from vitreous.utils.progress import ProgressReporter
 
 # Parameters of commands. Their help texts state the default that None stands for, so that no hint is added.
@@ -77,12 +73,9 @@ class DataOptions:
     def reading(self, model: str | None = None) -> "Reading":
         """Return the options for opening the data. If `model` is a run directory, its own split and classes are the
         default."""
-        from vitreous.data.options import Reading, RunReading
-        from vitreous.evaluation.training_images import run_split_options
+        from vitreous.evaluation.data_arguments import reading_of
 
-        given = {name: value for name, value in asdict(self).items() if value not in (None, ())}
-        defaults = {} if model is None else run_split_options(model)
-        return (Reading if "only_classes" in given else RunReading)(**(defaults | given))
+        return reading_of(asdict(self), model)
 
 
 @dataclass(frozen=True)
@@ -110,16 +103,6 @@ class DeviceOptions:
     """Precision of matmuls. fp8 needs a GPU that supports it, and computes predictions, not features. Logits differ
     from those of fp32 by about 1% in bf16 and by 4 to 7% in fp8."""
 
-    def resolve(self, note: Callable[[str], object]) -> "tuple[torch.device, Precision]":
-        """Return the device and a precision that it supports; `note` is called with a text if that is another one."""
-        from vitreous.utils.device import pick_device, pick_precision
-
-        device = pick_device(self.device)
-        precision, text = pick_precision(self.precision, device)
-        if text:
-            note(text)
-        return device, cast("Precision", precision)
-
 
 @dataclass(frozen=True)
 class BatchOptions(DeviceOptions):
@@ -132,10 +115,11 @@ class BatchOptions(DeviceOptions):
     images in memory."""
 
     def inference_options(self, reporter: "ProgressReporter") -> "InferenceOptions":
-        from vitreous.evaluation.inference_options import InferenceOptions
+        from vitreous.evaluation.inference_options import choose_inference_options
+        from vitreous.utils.device import pick_device
 
-        device, precision = self.resolve(reporter.note)
-        return InferenceOptions(device, self.batch_size, self.workers, precision)
+        device = pick_device(self.device)
+        return choose_inference_options(device, self.batch_size, self.workers, self.precision, reporter.note)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
-"""What commands print and write: tables, JSON, progress bars, warnings, and checks of output paths."""
+"""What commands print: tables, JSON, progress bars and warnings."""
 
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +12,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from vitreous.evaluation.progress_bar import ProgressBar, Tick
-    from vitreous.utils.atomic import Names
     from vitreous.utils.progress import ProgressReporter
 
 MAX_NAMED = 10  # unreadable images whose names are printed
@@ -29,24 +25,6 @@ def make_reporter(json: bool) -> "ProgressReporter":
     if json:
         reporter.notes = console(STDERR)
     return reporter
-
-
-def image_progress_bar(reporter: "ProgressReporter") -> "ProgressBar":
-    """Return a function that opens progress bars, which count images and show images per second."""
-
-    @contextmanager
-    def bar(title: str, images: int) -> "Iterator[Tick]":
-        started, done = time.perf_counter(), 0
-        with reporter.bar(title, images) as advance:
-
-            def tick(count: int) -> None:
-                nonlocal done
-                done += count
-                advance(count, f"{done / max(1e-9, time.perf_counter() - started):,.0f} images/s")
-
-            yield tick
-
-    return bar
 
 
 @contextmanager
@@ -112,50 +90,14 @@ def exit_if_unreadable(reporter: "ProgressReporter", reasons: "Sequence[str]") -
         raise SystemExit(1)
 
 
-def check_output_paths(
-    folder: Path | None, replaceable: "Names", *files: Path | None, overwrite: bool = False, figures: bool = True
-) -> None:
-    """Raise an error now if the results of a long command cannot be written at its end.
-
-    `replaceable`: names of the files in `folder` that `overwrite` may replace. `figures`: figures are written too.
-    """
-    from vitreous.errors import VitreousError
-    from vitreous.utils.atomic import check_output
-    from vitreous.utils.figures import require_matplotlib
-
-    outputs = [(file, file.absolute().parent) for file in files if file is not None]
-    if folder is not None:
-        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        outputs.append((folder, existing))
-        if figures:
-            require_matplotlib()
-    for path, parent in outputs:
-        if not parent.is_dir():
-            raise VitreousError(f"{path}: cannot be written, because {parent} is not a folder")
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise VitreousError(f"{path}: cannot be written, because {parent} is not writable")
-        if path is not folder and path.is_dir():
-            raise VitreousError(f"{path}: this is a folder; give the name of a file")
-        check_output(path, overwrite, replaceable if path is folder else None)
-
-
-def write_json(path: Path, value: dict[str, object]) -> None:
-    """Write a JSON file atomically."""
-    from vitreous.utils.atomic import atomic_file
-    from vitreous.utils.json_files import dump_json
-
-    with atomic_file(path) as temporary:
-        dump_json(temporary, value)
-
-
 def print_json(value: object) -> None:
     """Print one JSON document, in ASCII. With --json a command prints nothing else on stdout."""
     print_line(json_text(value))
 
 
-def print_figure_paths(paths: Iterable[Path], folder: Path, json: bool) -> None:
+def print_figure_paths(paths: Iterable[Path], json: bool) -> None:
     """Print where figures were written: to stderr if stdout is JSON."""
-    print_line(f"figures: {', '.join(str(folder / path.name) for path in paths)}", STDERR if json else STDOUT)
+    print_line(f"figures: {', '.join(map(str, paths))}", STDERR if json else STDOUT)
 
 
 def print_table(table: "Table", fold: bool = True) -> None:

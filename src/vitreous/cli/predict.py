@@ -1,14 +1,13 @@
 """`vitreous predict`: classify images."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from vitreous.cli.options import DeviceOptions, OptionalFile, OptionalFolder, OptionalInt, PreprocessingName, Switch
-from vitreous.cli.output import check_output_paths, transient_progress_bar
+from vitreous.cli.output import transient_progress_bar
 from vitreous.data.options import Reading
 from vitreous.utils.console import (
     STDERR,
@@ -27,12 +26,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from vitreous.cli.prediction_input import PredictionInput
-    from vitreous.models.base import Model
     from vitreous.serving.prediction import ClassProbability, Prediction
 
 (MINI,) = NAMES
-CSV_COLUMNS = ("image", "predicted", "probability", "rejected", "threshold", "class_1", "probability_1", "error")
 
 
 @dataclass(frozen=True)
@@ -87,98 +83,32 @@ def predict_command(
         preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it. Default:
             the usual one of its format.
     """
-    from vitreous.cli.prediction_input import collect_inputs
-    from vitreous.utils.limits import check_count
+    from vitreous.serving.predict import open_predictions
+    from vitreous.serving.prediction_files import check_prediction_files, write_predictions
+    from vitreous.serving.prediction_input import collect_inputs
 
-    check_prediction_output(output)
+    check_prediction_files(output.csv, output.sort_into, output.overwrite)
     inputs = collect_inputs(images, paths_from)
-    for name, value in (("top", top), ("batch_size", batches.batch_size), ("max_pixels", batches.max_pixels)):
-        check_count(name, value)  # before a large checkpoint is read
-
-    from vitreous.serving import prediction
-    from vitreous.weights.load import load
-
     notes: list[str] = []
-    device, precision = batches.resolve(notes.append)
-    network = load(model, heads=heads, device=device, preprocessing=preprocessing)
-    notes += _model_notes(network, model)
-    found = prediction.predict(
-        network,
-        [one.content for one in inputs],
+    opened = open_predictions(
+        model,
+        inputs,
         top=top,
+        device=batches.device,
+        precision=batches.precision,
         batch_size=batches.batch_size,
-        precision=precision,
         max_pixels=batches.max_pixels,
+        heads=heads,
+        preprocessing=preprocessing,
+        note=notes.append,
     )
-    named = (replace(one, image=source.name) for one, source in zip(found, inputs, strict=True))
     names = [one.name for one in inputs]
-    with ExitStack() as stack:
-        written = stack.enter_context(write_predictions(named, inputs, network, top, output))
+    with opened as run, write_predictions(run, inputs, output.csv, output.sort_into, output.overwrite) as written:
         skipped = print_predictions(written, names, notes, output.json, long=len(inputs) > batches.batch_size)
     for text in _describe_output(output, len(inputs) - skipped):
         print_message(text)
     if skipped:
         raise SystemExit(1)
-
-
-def check_prediction_output(output: PredictionOutput) -> None:
-    """Raise an error if the files cannot be written, before anything is computed."""
-    from vitreous.errors import VitreousError
-
-    check_output_paths(None, lambda folder: (), output.csv, overwrite=output.overwrite)
-    check_output_paths(output.sort_into, lambda folder: (), figures=False)
-    if output.csv is not None and output.sort_into is not None:
-        folder = output.sort_into.absolute()
-        if folder in (output.csv.absolute(), *output.csv.absolute().parents):
-            raise VitreousError(f"{output.csv}: --csv cannot be in the folder of --sort-into")
-
-
-@contextmanager
-def write_predictions(
-    predictions: "Iterable[Prediction]",
-    inputs: "list[PredictionInput]",
-    model: "Model",
-    top: int,
-    output: PredictionOutput,
-) -> "Iterator[Iterator[Prediction]]":
-    """Yield the predictions. Each of them is also written to the CSV file and the folder, which are complete at the end
-    of the context."""
-    from vitreous.serving.sorting import sorted_images
-    from vitreous.utils.csv_files import csv_file
-    from vitreous.weights.model_info import labels_of
-
-    classes = model.config.num_classes
-    names = labels_of(model) or [f"class {index}" for index in range(classes)]
-    with ExitStack() as stack:
-        others = range(2, min(top, classes) + 1)
-        columns = (*CSV_COLUMNS, *(name for rank in others for name in (f"class_{rank}", f"probability_{rank}")))
-        write = None if output.csv is None else stack.enter_context(csv_file(output.csv, columns, output.overwrite))
-        sorter = None if output.sort_into is None else stack.enter_context(sorted_images(output.sort_into, names))
-
-        def written() -> "Iterator[Prediction]":
-            for found, source in zip(predictions, inputs, strict=True):
-                if write is not None:
-                    write(prediction_row(found, names, len(others) + 1))
-                if sorter is not None:
-                    sorter.add(found, source.content)
-                yield found
-
-        yield written()
-
-
-def prediction_row(found: "Prediction", names: Sequence[str], top: int) -> list[object]:
-    """Return the row of CSV_COLUMNS of an image, followed by its other probable classes."""
-    from vitreous.evaluation.image_results import SEPARATOR, join_names
-
-    if found.error is not None:
-        return [found.image, *[None] * (len(CSV_COLUMNS) - 2), found.error, *[None] * (2 * (top - 1))]
-    best = found.top[0]
-    predicted = join_names([names[one.index] for one in found.predicted])
-    values = SEPARATOR.join(f"{one.probability:.6g}" for one in found.predicted)
-    probability = None if not values else float(values) if len(found.predicted) == 1 else values
-    row = [found.image, predicted or None, probability, found.rejected, found.threshold]
-    others = [cell for one in found.top[1:] for cell in (names[one.index], float(f"{one.probability:.6g}"))]
-    return [*row, names[best.index], float(f"{best.probability:.6g}"), None, *others]
 
 
 def _describe_output(output: PredictionOutput, readable: int) -> "Iterator[str]":
@@ -199,12 +129,15 @@ def print_predictions(
     err = out if one_terminal else console(STDERR)
     for note in notes:
         err.print(printable(note), style="dim", soft_wrap=True)
+    from vitreous.serving.prediction_files import prediction_json
+
     skipped = 0
     printer = PredictionPrinter(out, [printable(name) for name in names])
     with transient_progress_bar(err, len(names), shown=STDERR.isatty() and long) as advance:
         for found in predictions:
             if json:
-                print_line(prediction_json(found))
+                # ASCII keeps file names that are not valid UTF-8.
+                print_line(json_text(prediction_json(found)))
             elif found.top:
                 printer.print(found)
             if found.error is not None:
@@ -215,28 +148,6 @@ def print_predictions(
     if skipped and len(names) > 1:
         err.print(format_message(f"{skipped:,} of {len(names):,} images skipped"))
     return skipped
-
-
-def _model_notes(network: "Model", name: str) -> "Iterator[str]":
-    """Yield what was guessed about the model, and where its class names come from."""
-    from vitreous.weights.model_info import labels_of
-
-    yield from network.report.notes if network.report else ()
-    if name == MINI:
-        labels = network.labels or ()
-        yield f"the model is {MINI}, which has {len(labels)} classes: {', '.join(labels)}"
-    if network.labels is None and labels_of(network):
-        yield "the model has no class names; its 1,000 classes are assumed to be ImageNet-1k's"
-
-
-def prediction_json(found: "Prediction") -> str:
-    """Return a prediction as one line of JSON in ASCII, which also keeps file names that are not valid UTF-8."""
-    if found.error is not None:
-        return json_text({"image": str(found.image), "error": found.error})
-    top = [{"class": a.index, "label": a.label, "probability": a.probability} for a in found.top]
-    predicted = [a.index if a.label is None else a.label for a in found.predicted]
-    decision = {"predicted": predicted, "rejected": found.rejected, "threshold": found.threshold}
-    return json_text({"image": str(found.image), "top": top, **decision})
 
 
 class PredictionPrinter:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from vitreous.cli.options import OptionalFile, Switch
-from vitreous.cli.output import check_output_paths, make_reporter, print_json, print_table
+from vitreous.cli.output import make_reporter, print_json, print_table
 from vitreous.utils.console import STDOUT, console, print_line, printable
+from vitreous.utils.output_paths import check_output_paths
 
 if TYPE_CHECKING:
     from vitreous.training.run_table import RunRow

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from vitreous.errors import format_count
+
 
 class Source(ABC):
     """The images of one split: a map from an index to an image and its label.
@@ -44,8 +46,11 @@ class Source(ABC):
         """(N, height, width, channels), if all images are in memory and have the same size; otherwise None."""
         return None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({format_count(len(self), 'image')})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Subset(Source):
     """The images of a source at the given indices, in that order."""
 
@@ -88,7 +93,7 @@ def without_labels(source: Source) -> Source:
     return UnlabelledSubset(source, torch.arange(len(source)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataSet:
     """A data set with up to three splits: `train`, `val` (to select models and settings) and `test` (measured once).
 
@@ -110,6 +115,11 @@ class DataSet:
     split: str = ""  # origin of the validation split, for display: "val/ of the folder", "10% for validation, ..."
     notes: Sequence[str] = ()  # remarks for the user: ignored files, guessed columns
     held_out: tuple[str, ...] = ()  # the splits that were taken from the training images, since the data has none
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {len(source):,}" for name, source in self.splits.items())
+        kinds = f"{format_count(len(self.classes), 'class')}{', several per image' if self.multi_label else ''}"
+        return f"DataSet({self.name!r}: {kinds}, {'grey' if self.channels == 1 else 'colour'}; {sizes})"
 
     @property
     def multi_label(self) -> bool:

@@ -47,7 +47,7 @@ DEFAULT_CONFIDENCE = 0.95
 MAX_LOGITS = 2**28
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CalibrationReport:
     """The calibration of a model, and how good it is on images that it was not chosen on (cross-validation)."""
 
@@ -65,6 +65,25 @@ class CalibrationReport:
     notes: tuple[str, ...]  # other remarks
     unreadable: tuple[str, ...] = ()  # errors of images that could not be read
     out: Path = field(default_factory=Path)  # the file that was written
+
+    def __repr__(self) -> str:
+        lines = [f"{self.out}: {self.calibration}"]
+        pairs = (
+            ("log-loss", self.before.loss, self.after.loss),
+            ("calibration error", self.before.error, self.after.error),
+        )
+        lines += [
+            f"{name}: {before:.4f} before, {after:.4f} after ({FOLDS}-fold cross-validated)"
+            for name, before, after in pairs
+        ]
+        if self.rejection is not None:
+            precision = (
+                "none accepted" if self.rejection.precision is None else f"precision {self.rejection.precision:.1%}"
+            )
+            lines.append(
+                f"accepted: {self.rejection.coverage:.1%} of the images, {precision} ({FOLDS}-fold cross-validated)"
+            )
+        return "\n  ".join([*lines, *(f"WARNING: {text}" for text in self.warnings)])
 
     def to_json(self) -> dict[str, Any]:
         """Return values for `json.dumps`."""

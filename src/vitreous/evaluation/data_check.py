@@ -100,7 +100,7 @@ class CheckedImages:
         return (os.path.abspath(source.root), source.names[index]) if type(source) is FileSource else None  # noqa: PTH100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataCheck:
     """The findings. Images are numbers of `images`; suspects and outliers are in decreasing order of their scores."""
 
@@ -117,6 +117,18 @@ class DataCheck:
     method: tuple[str, ...]  # one sentence for each part
     warnings: tuple[str, ...]  # reasons to distrust the findings
     notes: tuple[str, ...]  # other remarks
+
+    def __repr__(self) -> str:
+        data = self.images.data
+        counts = [
+            format_count(len(self.suspects), "probable label error")
+            if self.error_rate is not None
+            else "labels not checked",
+            format_count(len(self.copies), "group") + " of copies",
+            format_count(len(self.odd), "odd image"),
+        ]
+        parts = [f"DataCheck({data!r} with features of {self.model}: {', '.join(counts)})"]
+        return "\n  ".join([*parts, *(f"WARNING: {text}" for text in self.warnings)])
 
     @property
     def leaks(self) -> tuple[CopyGroup, ...]:

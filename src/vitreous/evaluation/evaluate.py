@@ -1,4 +1,4 @@
-"""`evaluate`: run a model on every image of a data set once, and score its predictions."""
+"""`evaluate_source`: run a model on every image of a data set once, and score its predictions."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class Evaluation:
 
 
 @default_modes()
-def evaluate(
+def evaluate_source(
     evaluated: EvaluatedModel,
     source: Source,
     mapping: ClassMapping,

@@ -83,7 +83,7 @@ def open_model(
         model = load(source, heads=heads, device=device, preprocessing=preprocessing)
         notes = tuple(model.report.notes) if model.report else ()
         seen, selection = training_images_of(source), describe_selection(source)
-        return EvaluatedModel(display_name(text), model, notes, seen, selection, _is_own_file(model, text))
+        return EvaluatedModel(display_name(text), model, notes, seen, selection, is_own_file(model, text))
     with torch.random.fork_rng(devices=[]), default_modes():
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU too
         model = zoo.create(text.removeprefix(RANDOM_PREFIX)).to(device)
@@ -91,7 +91,7 @@ def open_model(
     return EvaluatedModel(text, model.eval())
 
 
-def _is_own_file(model: VisionTransformer | BiT, source: str) -> bool:
+def is_own_file(model: VisionTransformer | BiT, source: str) -> bool:
     """Return whether weights were written by Vitreous: they may come from a run on the images to evaluate."""
     report = model.report
     if not isinstance(report, LoadReport) or report.dialect != "native" or source in shipped.NAMES:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from vitreous.errors import VitreousError
 from vitreous.fast.accelerate import Precision, accelerate_if_faster
 from vitreous.models.custom import AnyModel
 from vitreous.preprocessing import Preprocessing
+from vitreous.utils.device import pick_precision
 from vitreous.utils.limits import MAX_WORKERS, check_count
 
 
@@ -46,6 +48,10 @@ class InferenceOptions:
         """Return the fastest function from images to the model's logits in this precision."""
         if self.precision == "bf16" and self.device.type == "cpu":
             return self._autocast_function(model.eval())
+        dtype = next(model.parameters()).dtype
+        if self.precision == "fp32" and dtype != torch.float32:  # no faster path, and the model casts nothing itself
+            plain = model.eval()
+            return lambda images: plain(images.to(dtype))
         return accelerate_if_faster(model, self.precision)
 
     def _autocast_function(self, model: AnyModel) -> Callable[[Tensor], Tensor]:
@@ -72,3 +78,14 @@ class InferenceOptions:
             source = source.source
         in_memory = source.array is not None and self.device.type == "cpu"
         return 0 if few or in_memory else min(16, os.cpu_count() or 1)
+
+
+def choose_inference_options(
+    device: torch.device, batch_size: int, workers: int | None, precision: str, note: Callable[[str], object]
+) -> InferenceOptions:
+    """Return the options with a precision that the device supports. `note` is called with a text if it is another one
+    than requested."""
+    chosen, text = pick_precision(precision, device)
+    if text:
+        note(text)
+    return InferenceOptions(device, batch_size, workers, cast(Precision, chosen))

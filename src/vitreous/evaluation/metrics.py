@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, format_count
 from vitreous.evaluation.extremes import Example, Extremes
 from vitreous.utils.device import float64_device
 
@@ -39,7 +39,7 @@ class ClassScore:
         return self.images
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The metrics of a model on some images. All shares are in 0..1."""
 
@@ -54,6 +54,14 @@ class Result:
     invalid: int = 0  # images with NaN logits; they count as wrong, and not as a prediction of any class
     calibration: float | None = None  # expected calibration error
     patch_accuracy: float | None = None  # share of correct colours of masked patches; masked-patch pre-training only
+
+    def __repr__(self) -> str:
+        names = {"top1": "top-1", "top5": "top-5", "balanced": "balanced accuracy", "map": "mAP"}
+        values = {title: getattr(self, name) for name, title in names.items()}
+        texts = [f"{title} {value:.2%}" for title, value in values.items() if value is not None]
+        interval = f" (95% interval, Wilson: {format_interval(self.interval)})" if self.interval else ""
+        texts[:1] = [f"{text}{interval}" for text in texts[:1]]
+        return f"Result({', '.join([*texts, f'loss {self.loss:.4f}'])}; {format_count(self.images, 'image')})"
 
     @property
     def interval(self) -> tuple[float, float] | None:

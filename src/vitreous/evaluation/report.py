@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,21 +10,24 @@ from typing import Any
 
 from vitreous.data.dataset import DataSet, Source
 from vitreous.data.digests import image_digests
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, format_count
 from vitreous.evaluation.cache import FeatureCache
 from vitreous.evaluation.calibration_images import calibration_images
-from vitreous.evaluation.evaluate import Evaluation, check_head, evaluate
+from vitreous.evaluation.evaluate import Evaluation, check_head, evaluate_source
 from vitreous.evaluation.evaluated_model import EvaluatedModel
 from vitreous.evaluation.evaluation_images import seen_warnings, select_evaluation_images, train_and_test_images
+from vitreous.evaluation.image_results import CSV_COLUMNS
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.intervals import class_intervals, result_intervals
 from vitreous.evaluation.matching import ClassMapping, match_classes, read_class_map
 from vitreous.evaluation.measures import Measure, MeasureSettings, Method, check_measures
+from vitreous.evaluation.metrics import Result, format_interval
 from vitreous.evaluation.precision_recall import PrecisionRecall, precision_recall
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
 from vitreous.evaluation.real_labels import read_real_labels
 from vitreous.models.calibration import Calibration
 from vitreous.preprocessing import Preprocessing
+from vitreous.utils.csv_files import csv_file
 from vitreous.weights.model_info import labels_of
 
 
@@ -40,14 +44,14 @@ class EvaluationRequest:
     curves: bool = False  # compute precision-recall curves
 
 
-@dataclass
+@dataclass(repr=False)
 class EvaluationReport:
     """The results, one per image size."""
 
-    split: str
-    images: int
-    evaluated: EvaluatedModel
-    classes: tuple[str, ...]  # of the data
+    split: str  # evaluated images: train, val, test, all; unseen: all but the training images of the model
+    images: int  # number of evaluated images
+    evaluated: EvaluatedModel  # the model
+    classes: tuple[str, ...]  # class names of the data
     labels: tuple[str, ...] | None  # class names of the model
     preprocessing: list[Preprocessing]  # one per image size
     mapping: ClassMapping | None  # None: predictions are not scored, see `not_scored`
@@ -56,12 +60,42 @@ class EvaluationReport:
     warnings: tuple[str, ...] = ()  # about evaluated images that the model has seen in training
     feature_images: str = ""  # images that the feature measures were trained and tested on
     unreadable: list[str] = field(default_factory=list)  # errors of images without features
-    scores: list[Evaluation] = field(default_factory=list)
-    measures: list[list[Measure]] = field(default_factory=list)
+    scores: list[Evaluation] = field(default_factory=list)  # scores of the predictions, one per image size
+    measures: list[list[Measure]] = field(default_factory=list)  # measures of the features, one list per image size
     source: Source | None = None  # the evaluated images
     curves: list[PrecisionRecall | None] = field(default_factory=list)  # one per image size, if requested
+    data: str = ""  # path or name of the data
+    notes: tuple[str, ...] = ()  # about model and data, such as guessed settings
+
+    @property
+    def result(self) -> Result:
+        """The scores at the first image size: top1, top5, loss, calibration, per_class, confusion, interval..."""
+        if not self.scores:
+            raise VitreousError(f"no predictions were scored: {self.not_scored}")
+        return self.scores[0].result
+
+    @property
+    def all_unreadable(self) -> list[str]:
+        """The errors of all images that were left out because they cannot be read."""
+        scored = self.scores[0].unreadable.values() if self.scores else ()
+        return list(dict.fromkeys((*scored, *self.unreadable)))
+
+    def to_csv(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the result of each image: label, prediction, probabilities, rank, and whether it is rejected."""
+        self.result  # noqa: B018 (an error if there is none)
+        results, source = self.scores[0].images, self.source
+        assert results is not None
+        assert source is not None
+        names = [self.label(index) for index in range(self.evaluated.model.config.num_classes)]
+        with csv_file(Path(path), CSV_COLUMNS, overwrite) as write:
+            for row in results.csv_rows(source, self.split, names):
+                write(row)
+
+    def __repr__(self) -> str:
+        return evaluation_summary(self)
 
     def label(self, index: int) -> str:
+        """Return the name of a class of the model."""
         return f"class {index}" if self.labels is None else self.labels[index]
 
     def confusions(self, evaluation: Evaluation) -> list[dict[str, Any]]:
@@ -74,9 +108,11 @@ class EvaluationReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `vitreous evaluate --json` prints."""
         sizes = [list(one.size) for one in self.preprocessing if isinstance(one.size, tuple)]
         measures = [[measure.to_json() for measure in row] for row in self.measures]
         return {
+            "data": self.data,
             "split": self.split,
             "images": self.images,
             "left_out": self.left_out or None,
@@ -98,6 +134,7 @@ class EvaluationReport:
 
     @property
     def calibration(self) -> Calibration | None:
+        """The calibration of the model."""
         return self.evaluated.model.calibration
 
     def _scores_json(self, place: int) -> dict[str, Any]:
@@ -171,7 +208,7 @@ def run_evaluation(
     for one in preprocessing if report.mapping is not None else ():
         assert report.mapping is not None
         with bar(f"{evaluated.name} at {format_size(one)}", len(images)) as tick:
-            found = evaluate(evaluated, images, report.mapping, one, options, real, tick, request.curves)
+            found = evaluate_source(evaluated, images, report.mapping, one, options, real, tick, request.curves)
         report.scores.append(found)
         report.curves.append(_curves(report, found) if request.curves else None)
     report.warnings = (*report.warnings, *_calibration_warnings(report))
@@ -226,6 +263,28 @@ def _measure(
         report.measures.append(list(results.measures))
         report.feature_images = results.describe_images(images)
         report.unreadable = list(dict.fromkeys((*results.train_unreadable, *results.test_unreadable)))
+
+
+def evaluation_summary(report: EvaluationReport) -> str:
+    """Return the main results as a few lines of text."""
+    lines = [f"{report.evaluated.name} on {report.data or 'data'}: {report.split}, {report.images:,} images"]
+    for one, preprocessing in zip(report.scores, report.preprocessing, strict=False):
+        parts = []
+        if one.result.top1 is not None:
+            interval = f" (95% interval, Wilson: {format_interval(one.result.interval)})" if one.result.interval else ""
+            parts.append(f"top-1 {one.result.top1:.2%}{interval}")
+        parts += [] if one.result.map is None else [f"mAP {one.result.map:.2%}"]
+        lines.append(f"  at {format_size(preprocessing)} px: {', '.join([*parts, f'loss {one.result.loss:.4f}'])}")
+    for row, preprocessing in zip(report.measures, report.preprocessing, strict=False):
+        lines.append(f"  at {format_size(preprocessing)} px: {', '.join(f'{one.name} {one}' for one in row)}")
+    if report.not_scored:
+        lines.append(f"  head not evaluated: {report.not_scored}")
+    lines.append(f"  weights: {report.evaluated.selection}")
+    lines += [f"  left out: {report.left_out}"] if report.left_out else []
+    lines += [f"  WARNING: {text}" for text in report.warnings]
+    if bad := report.all_unreadable:
+        lines.append(f"  left out: {format_count(len(bad), 'image')} that cannot be read")
+    return "\n".join(lines)
 
 
 def format_size(preprocessing: Preprocessing) -> str:

@@ -76,17 +76,25 @@ class Origin:
         return [DIFFERENCES[name].format(ours=ours, theirs=theirs) for name, ours, theirs in pairs if ours != theirs]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Features:
     """Stored features: one row per readable image."""
 
     features: Tensor  # (N, D), float32
-    labels: Tensor
-    indices: Tensor  # of the images in their split
-    names: tuple[str, ...]
-    unreadable: dict[int, str]
-    origin: Origin
+    labels: Tensor  # (N,) classes, or (N, classes) bool
+    indices: Tensor  # indices of the images in their split
+    names: tuple[str, ...]  # file names of the images
+    unreadable: dict[int, str]  # errors of images that were left out, by index
+    origin: Origin  # content hash of the model, fingerprint of the images, layer, preprocessing and precision
     about: dict[str, Any]  # names of the model and of the data, classes
+    notes: tuple[str, ...] = ()  # about model and data, such as guessed settings
+
+    def __repr__(self) -> str:
+        rows, width = self.features.shape
+        place = "the input of the head" if self.origin.layer == HEAD else f"the output of block {self.origin.layer}"
+        images = f"{self.about.get('data')}, {self.about.get('split')}"
+        left_out = f", {len(self.unreadable):,} unreadable" if self.unreadable else ""
+        return f"Features({rows:,} x {width:,}: {place} of {self.about.get('model')} for {images}{left_out})"
 
 
 def write_features(  # noqa: PLR0913 (what features depend on, and where to write them)

@@ -1,21 +1,25 @@
-"""`compare`: the feature quality of several models on the same data sets, in one table."""
+"""`compare_models`: the feature quality of several models on the same data sets, in one table."""
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from vitreous.data.digests import image_digests
 from vitreous.errors import VitreousError
 from vitreous.evaluation.cache import FeatureCache
-from vitreous.evaluation.evaluated_model import open_model
 from vitreous.evaluation.evaluation_images import TrainTestImages, seen_warnings
 from vitreous.evaluation.inference_options import InferenceOptions
 from vitreous.evaluation.measures import Measure, MeasureSettings, Method, check_measures
+from vitreous.evaluation.model_argument import ModelSource, model_argument
 from vitreous.evaluation.progress_bar import ProgressBar, no_progress_bar
 from vitreous.experiments.suite import Suite, Task
+from vitreous.models.base import restored_modes
 from vitreous.utils.console import printable
 from vitreous.utils.torch_settings import default_modes
 
@@ -30,19 +34,22 @@ class ComparisonRow:
     values: tuple[Measure | float, ...]  # one per model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    suite: str
-    models: tuple[str, ...]
-    digests: tuple[str, ...]
+    """The measures of several models on several data sets: the result of `vitreous.compare`."""
+
+    suite: str  # name of the suite; "" for data sets
+    models: tuple[str, ...]  # names of the models
+    digests: tuple[str, ...]  # content hashes of the models
     selections: tuple[str, ...]  # how the weights of each model were selected
-    rows: tuple[ComparisonRow, ...]
+    rows: tuple[ComparisonRow, ...]  # measures of all models, by data set, and their means
     images: dict[str, str]  # for each data set, the images trained and tested on
     notes: tuple[str, ...] = ()  # about models and data, such as guessed settings
     warnings: tuple[str, ...] = ()  # about test images that a model has seen in training
     unreadable: tuple[str, ...] = ()  # errors of images that are left out
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `vitreous compare --json` prints."""
         names = zip(self.models, self.digests, self.selections, strict=True)
         rows = [
             {
@@ -67,6 +74,13 @@ class Comparison:
             for row in self.rows
         ]
 
+    def __repr__(self) -> str:
+        return self.markdown().rstrip()
+
+    def _repr_markdown_(self) -> str:
+        """Show the table in a notebook."""
+        return self.markdown()
+
     def caption(self) -> list[str]:
         """Return the images of each data set, how the weights of each model were selected, and warnings."""
         lines = [f"{name}: {images}" for name, images in self.images.items()]
@@ -85,21 +99,30 @@ class Comparison:
 
 
 @default_modes()
-def compare(
-    models: Sequence[str],
+def compare_models(
+    models: Sequence[ModelSource],
     suite: Suite,
     methods: Sequence[Method],
     cache: FeatureCache,
     options: InferenceOptions,
     settings: MeasureSettings = MeasureSettings(),  # noqa: B008 (it is frozen)
     bar: ProgressBar = no_progress_bar,
+    names: Sequence[str] | None = None,
 ) -> Comparison:
-    """Compute every measure of every model on every data set. Errors that do not need features are raised first."""
+    """Compute every measure of every model on every data set. Errors that do not need features are raised first.
+
+    `names`: of the models, if they are not to be named after their files.
+    """
     if not models or not suite.tasks or not methods:
         raise VitreousError("compare: give at least one model, one data set and one measure")
     opened = _open_tasks(suite, methods, settings)
-    evaluated = [open_model(model, options.device) for model in models]
-    names = _unique_names([one.name for one in evaluated], models)
+    evaluated = [model_argument(one, "compare", device=options.device, training_images=True) for one in models]
+    if names is None:
+        sources = [
+            one.name if isinstance(model, nn.Module) else os.fsdecode(model)
+            for one, model in zip(evaluated, models, strict=True)
+        ]
+        names = _unique_names([one.name for one in evaluated], sources)
     measures: list[list[list[Measure]]] = [[] for _ in opened]  # by data set and model
     descriptions: dict[str, str] = {}
     unreadable: list[str] = []
@@ -108,7 +131,8 @@ def compare(
         digests = image_digests(images.test) if any(one.seen is not None for one in evaluated) else None
         for name, one in zip(names, evaluated, strict=True):
             warnings += (f"{name} on {images.name}: {text}" for text in seen_warnings(one, digests))
-            with bar(f"{name} on {images.name}", len(images.train) + len(images.test)) as tick:
+            progress_bar = bar(f"{name} on {images.name}", len(images.train) + len(images.test))
+            with restored_modes(one.model), progress_bar as tick:
                 chosen = task.measure_settings(settings)
                 results = cache.measures(one, images, methods, chosen, one.preprocessing(), options, tick)
             measures[number].append(list(results.measures))

@@ -8,13 +8,34 @@ from typing import Any
 from vitreous.evaluation.figures import add_caption, save_figure
 from vitreous.evaluation.measures import Measure
 from vitreous.experiments.compare import Comparison, ComparisonRow
+from vitreous.utils.atomic import atomic_file, atomic_folder
 from vitreous.utils.figures import add_legend, label_text, literal_text, new_figure
+from vitreous.utils.json_files import dump_json
 
 PANELS_PER_ROW = 3
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # safe for colour blindness
 MARKERS = "osD^vPX"
 OFFSET = 0.09  # between models, along the x axis
 LEGEND_COLUMNS = 4
+
+
+def comparison_files(folder: Path) -> tuple[str, ...]:
+    """Return the names of the files that `write_comparison` writes to a folder."""
+    return ("comparison.json", "comparison.md", "comparison.png", "comparison.svg")
+
+
+def write_comparison(found: Comparison, markdown: Path | None, out: Path | None, overwrite: bool) -> list[Path]:
+    """Write the table to a file, and JSON, table and figure to a folder. Return the paths of the figures."""
+    if markdown is not None:
+        with atomic_file(markdown, overwrite) as temporary:
+            temporary.write_text(found.markdown(), encoding="utf-8")
+    if out is None:
+        return []
+    with atomic_folder(out, overwrite, comparison_files) as folder:
+        dump_json(folder / "comparison.json", found.to_json())
+        (folder / "comparison.md").write_text(found.markdown(), encoding="utf-8")
+        figures = draw_comparison(found, folder)
+    return [out / path.name for path in figures]
 
 
 @literal_text

@@ -22,7 +22,7 @@ from vitreous.utils.json_files import dump_json, read_json
 FORMAT = "vitreous experiment"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExperimentResult:
     """The result of `vitreous.reproduce`. Table, figure and verdict are computed from the records of the cells."""
 
@@ -31,6 +31,10 @@ class ExperimentResult:
     records: CellRecords  # settings and results of its cells
     description: Mapping[str, Any]  # date, command, hardware, data, seeds
     folder: Path | None = None  # folder that it was written to
+
+    def __repr__(self) -> str:
+        place = "" if self.folder is None else f"\n  written to {self.folder}"
+        return f"{self.name} at scale {self.records.scale}: {self.paragraph()}{place}"
 
     @property
     def table(self) -> ResultTable:

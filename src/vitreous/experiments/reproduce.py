@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from vitreous.data.dataset import DataSet
-from vitreous.data.fingerprint import dataset_fingerprint, source_fingerprint
 from vitreous.data.open_data import absolute_data_path, open_data
 from vitreous.data.options import Reading
 from vitreous.errors import VitreousError, brief, one_line
 from vitreous.evaluation.evaluated_model import display_name, open_model
 from vitreous.experiments.experiment_result import ExperimentResult, check_result_folder
+from vitreous.experiments.grid.cell_folder import content_fingerprint, locked_cells
 from vitreous.experiments.grid.cell_runs import CellTask, cell_key
 from vitreous.experiments.grid.experiment import Cell, CellRecord, Experiment
 from vitreous.experiments.grid.records import CellRecords
 from vitreous.experiments.grid.settings import Setting, make_setting, source_title
-from vitreous.experiments.grid.sweep import Sweep
+from vitreous.experiments.grid.sweep import Sweep, cell_devices, refuse_in_new_process
 from vitreous.experiments.grid.work import expected_work
 from vitreous.experiments.options import ReproduceOptions
 from vitreous.experiments.registry import find_experiment, short_name
@@ -34,7 +32,6 @@ from vitreous.utils.annotations import describe_annotation, matches_annotation
 from vitreous.utils.device import pick_device
 from vitreous.utils.environment import command, environment
 from vitreous.utils.figures import require_matplotlib
-from vitreous.utils.file_locks import lock_file
 from vitreous.utils.import_path import is_import_path, refuse_during_import
 from vitreous.utils.limits import check_count
 from vitreous.utils.progress import ProgressReporter
@@ -136,17 +133,13 @@ def reproduce_all(
     """Run several experiments. Cells that they share run once, and cells of all of them run side by side."""
     refuse_during_import("vitreous.reproduce")
     options = _check_options(options)
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise VitreousError(
-            "reproduce(jobs=...) starts processes that import the script which called it: put the call under"
-            " if __name__ == '__main__':"
-        )
+    refuse_in_new_process("reproduce")
     require_matplotlib()
     planned = _plan(names, options)
     device, out = pick_device(options.device), Path(options.out)
-    with _locked(out):
+    with locked_cells(out):
         sweep = _make_sweep(planned, options, reporter, [name for name in names if is_import_path(name)])
-        records = sweep.run(options.jobs, _devices(device))
+        records = sweep.run(options.jobs, cell_devices(device))
         results = [_result(one, records, device) for one in planned]
         for one, result in zip(planned, results, strict=True):
             result.write(one.folder, overwrite=True)
@@ -190,14 +183,6 @@ def _plan(names: Sequence[str], options: ReproduceOptions) -> list[PlannedExperi
         _check_folder(plan, options)
         planned.append(plan)
     return planned
-
-
-def content_fingerprint(data: DataSet) -> str:
-    """Return a hash of labels, splits and images. Of image files it contains size and modification time, so that a
-    changed file is noticed."""
-    parts = [dataset_fingerprint(data)]  # contains the pixels of arrays
-    parts += [source_fingerprint(source) for source in data.stored_splits.values() if source.array is None]
-    return "-".join(parts)
 
 
 def _add_fingerprints(fingerprints: dict[str, str], cells: Sequence[Cell]) -> None:
@@ -277,7 +262,7 @@ def _make_sweep(
         pairs = list(zip(plan.keys, plan.cells, strict=True))
         for key, cell in pairs:
             tasks.setdefault(key, _task(plan, key, cell, options))
-            work[key] = expected_work(cell, plan.setting)
+            work[key] = expected_work(cell)
             if cell.start is not None:
                 place = next((k for k, other in pairs if other is cell.start), None)
                 if place is None:
@@ -293,13 +278,6 @@ def _make_sweep(
 def _task(plan: PlannedExperiment, key: str, cell: Cell, options: ReproduceOptions) -> CellTask:
     folder = (Path(options.out) / "cells").absolute()
     return CellTask(cell, key, plan.name, folder, plan.setting.data, options.device)
-
-
-def _devices(device: torch.device) -> list[str]:
-    """The devices that cells run on: all GPUs if the first one was chosen automatically."""
-    if device.type == "cuda" and device.index in (None, 0):
-        return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return [str(device)]
 
 
 def _result(plan: PlannedExperiment, records: Mapping[str, CellRecord], device: torch.device) -> ExperimentResult:
@@ -321,19 +299,3 @@ def _result(plan: PlannedExperiment, records: Mapping[str, CellRecord], device: 
     }
     records_ = CellRecords(setting.scale, tuple(cells))
     return ExperimentResult(plan.name, plan.experiment, records_, description, plan.folder)
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Lock the output folder, so that no other process runs the same cells."""
-    try:
-        (out / "cells").mkdir(parents=True, exist_ok=True)
-        file: IO[Any] = (out / "cells" / ".lock").open("a")
-    except OSError as error:
-        raise VitreousError(f"{out} cannot be written ({error.strerror})") from error
-    with file:
-        try:
-            lock_file(file)
-        except OSError:
-            raise VitreousError(f"{out}: another process is running experiments there; give another --out") from None
-        yield

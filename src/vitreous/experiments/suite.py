@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from vitreous.data.options import Reading
 from vitreous.errors import VitreousError, brief, summarize_names
 from vitreous.evaluation.evaluation_images import TrainTestImages, train_and_test_images
 from vitreous.evaluation.measures import MeasureSettings
-from vitreous.utils.regular_files import read_text
+from vitreous.utils.toml_files import read_toml
 
 VTAB = "vtab-1k"  # 1,000 training images; 200 of them select hyperparameters, then all are trained on
 
@@ -81,10 +80,7 @@ def read_suite(path: Path) -> Suite:
     `images`, `development`, `seed`, `data_dir`, `image_column`, `label_column`, and `protocol = "vtab-1k"`: 1,000
     training images, 200 of which select hyperparameters.
     """
-    try:
-        tables = tomllib.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise VitreousError(f"{path}: this suite cannot be read ({error})") from error
+    tables, _ = read_toml(path)
     try:
         _check_keys(tables, ("name", "group"), "the suite")
         groups = tuple(_read_group(group, path.parent) for group in _subtables(tables, "group", "[[group]]"))

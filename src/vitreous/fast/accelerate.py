@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, Literal, cast, get_args
@@ -31,20 +31,30 @@ NO_PREPROCESSING = "8-bit pixels: the model has no normalisation (model.preproce
 
 @dataclass(frozen=True)
 class Accelerated:
-    """A copy of a model for inference. Call it with images to get logits.
+    """A copy of a model for inference. Call it with images to get logits; `features(images)` returns the input of the
+    head by the same path.
 
     Images are (B, C, H, W): normalised floating-point images of any dtype, or 8-bit pixels, which are normalised with
     `model.preprocessing`. Other dtypes raise the same error as the model.
     """
 
-    run: Callable[[Tensor], Tensor]  # function from images to logits
+    run: Callable[[Tensor], Tensor] = field(repr=False)  # function from images to logits
+    run_features: Callable[[Tensor], Tensor] = field(repr=False)  # function from images to the input of the head
     precision: Precision  # fp32, bf16 or fp8
     path: str  # the chosen path, and for the plain path the reason
 
     def __call__(self, images: Tensor) -> Tensor:
-        device = images.device.type if isinstance(images, Tensor) else "cpu"
-        with torch.inference_mode(), torch.autocast(device, enabled=False):  # `precision` applies, not autocast
-            return self.run(images)
+        return _without_autocast(self.run, images)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return what `model.features(images)` returns: the input of the head, in float32."""
+        return _without_autocast(self.run_features, images)
+
+
+def _without_autocast(run: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    device = images.device.type if isinstance(images, Tensor) else "cpu"
+    with torch.inference_mode(), torch.autocast(device, enabled=False):  # `precision` applies, not autocast
+        return run(images)
 
 
 def accelerate(model: nn.Module, precision: Precision = "fp32") -> Accelerated:
@@ -76,7 +86,7 @@ def accelerate(model: nn.Module, precision: Precision = "fp32") -> Accelerated:
         raise VitreousError(f"precision = 'fp8': needs a GPU, and the model is on {device}; use fp32 or bf16")
     if device.type != "cpu":
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        return Accelerated(_plain_copy(model, dtype), precision, f"plain; no fast path for {device.type}")
+        return Accelerated(*_plain_copy(model, dtype), precision, f"plain; no fast path for {device.type}")
     return _accelerate_on_cpu(model, precision)
 
 
@@ -113,26 +123,30 @@ def _fused_unavailable_reason(model: nn.Module, precision: str, device: torch.de
 
 def _accelerate_on_gpu(model: Model, precision: Precision, device: torch.device) -> Accelerated:
     if precision == "fp32":
-        return Accelerated(_plain_copy(model, torch.float32), precision, "plain")
+        return Accelerated(*_plain_copy(model, torch.float32), precision, "plain")
     if (reason := _fused_unavailable_reason(model, precision, device)) is not None:
         if precision == "fp8":
             raise VitreousError(f"precision = 'fp8': not available for this model on this device: {reason}; use bf16")
         path = f"plain, bf16 weights; no fused kernels: {reason}"
-        return Accelerated(_plain_copy(model, torch.bfloat16), precision, path)
+        return Accelerated(*_plain_copy(model, torch.bfloat16), precision, path)
     from vitreous.fast.fused_inference import FusedViT, bf16_block_count
 
     assert isinstance(model, VisionTransformer)
     fused, config = FusedViT(model, precision), model.config
-    graphed = GraphedFunction(fused)
 
-    def run(images: Tensor) -> Tensor:
-        small = images.ndim == 4 and len(images) * _block_flops(config, *images.shape[2:]) < GRAPH_BELOW_FLOPS
-        return (graphed if small else fused)(images)
+    def graphed_if_small(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        graphed = GraphedFunction(function)
+
+        def run(images: Tensor) -> Tensor:
+            small = images.ndim == 4 and len(images) * _block_flops(config, *images.shape[2:]) < GRAPH_BELOW_FLOPS
+            return (graphed if small else function)(images)
+
+        return run
 
     path = "fused kernels"
     if precision == "fp8":
         path += f", fp8 from block {bf16_block_count(config)} on"
-    return Accelerated(run, precision, path)
+    return Accelerated(graphed_if_small(fused), graphed_if_small(fused.features), precision, path)
 
 
 @lru_cache(maxsize=64)
@@ -143,17 +157,19 @@ def _block_flops(config: ViTConfig, height: int, width: int) -> float:
 
 def _accelerate_on_cpu(model: Model, precision: Precision) -> Accelerated:
     if precision == "bf16":
-        return Accelerated(_plain_copy(model, torch.bfloat16), precision, "plain, bf16 weights")
+        return Accelerated(*_plain_copy(model, torch.bfloat16), precision, "plain, bf16 weights")
     from vitreous.fast.cpu_inference import CpuViT
 
     if (reason := ineligibility_reason(model, CPU)) is not None:
-        return Accelerated(_plain_copy(model, torch.float32), precision, f"plain; no packed weights: {reason}")
+        return Accelerated(*_plain_copy(model, torch.float32), precision, f"plain; no packed weights: {reason}")
     assert isinstance(model, VisionTransformer)
-    return Accelerated(_accept_pixels(CpuViT(model), model, torch.float32), precision, "packed weights")
+    packed = CpuViT(model)
+    logits, features = (_accept_pixels(run, model, torch.float32) for run in (packed, packed.features))
+    return Accelerated(logits, features, precision, "packed weights")
 
 
-def _plain_copy(model: Model, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return a function that runs a copy of the model, with its hooks, by its own code."""
+def _plain_copy(model: Model, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Return functions that run a copy of the model, with its hooks, by its own code: for logits and for features."""
     try:
         copied = deepcopy(model).eval().to(dtype)
     except Exception as error:  # a modified model may contain anything
@@ -164,7 +180,8 @@ def _plain_copy(model: Model, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
             f"accelerate: a function in {name} refers to parts of the original model, which a copy would share; call"
             " the model itself, or use the arguments of the function instead"
         )
-    return _accept_pixels(copied, model, dtype)
+    features: Callable[[Tensor], Tensor] = cast(Any, copied).features
+    return _accept_pixels(copied, model, dtype), _accept_pixels(features, model, dtype)
 
 
 def _module_with_reference(copied: nn.Module, model: nn.Module) -> str | None:

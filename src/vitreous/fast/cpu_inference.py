@@ -32,7 +32,8 @@ PACKING_BATCH = 256  # rows that weights are packed for; the packing is the same
 
 
 class CpuViT:
-    """`CpuViT(model)(images)` returns the logits of `model.eval()(images)`. It has a copy of the weights."""
+    """`CpuViT(model)(images)` returns the logits of `model.eval()(images)`, `features` the input of the head. It has a
+    copy of the weights."""
 
     def __init__(self, model: VisionTransformer):
         if (reason := ineligibility_reason(model, CPU)) is not None:
@@ -49,19 +50,25 @@ class CpuViT:
         self.offsets: dict[Grid, tuple[Tensor, Tensor | None]] = {}
 
     def __call__(self, images: Tensor) -> Tensor:
+        return self._run(images, self.head)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self._run(images, nn.Identity())
+
+    def _run(self, images: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
         check_images(images, self.config.channels)
         if images.dtype != torch.float32 or images.device.type != "cpu":
             raise VitreousError(f"images: expected float32 on the CPU, got {images.dtype} on {images.device}")
         if not len(images):
-            return self(images.new_zeros(1, *images.shape[1:]))[:0]
+            return self._run(images.new_zeros(1, *images.shape[1:]), head)[:0]
         grid = self.config.grid_at((images.shape[2], images.shape[3]))
         largest = 4 * (self.config.prefix + grid[0] * grid[1]) * self.config.mlp_dim
         groups = ceil_div(len(images), max(1, GROUP_BYTES // largest))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
-            logits = torch.cat([self._forward(group, grid) for group in images.tensor_split(groups)])
-        return logits.clone()  # outside of inference mode, so that autograd can use it
+            outputs = torch.cat([head(self._features(group, grid)) for group in images.tensor_split(groups)])
+        return outputs.clone()  # outside of inference mode, so that autograd can use it
 
-    def _forward(self, images: Tensor, grid: Grid) -> Tensor:
+    def _features(self, images: Tensor, grid: Grid) -> Tensor:
         offset, positions = self._embedding_offsets(grid)
         x = self.patches(self._extract_patches(images, grid).flatten(0, 1))  # (B x T, D), and so on to the end
         x.view(len(images), *offset.shape).add_(offset)
@@ -69,9 +76,7 @@ class CpuViT:
             if positions is not None:
                 x.view(len(images), *offset.shape).add_(positions[layer % len(positions)])
             x = block(x, len(images))
-        tokens = self.rest.norm(x.view(len(images), -1, x.shape[1]))
-        logits: Tensor = self.head(self.rest.representation(tokens))
-        return logits
+        return self.rest.representation(self.rest.norm(x.view(len(images), -1, x.shape[1])))
 
     def _extract_patches(self, images: Tensor, grid: Grid) -> Tensor:
         """Patches as rows, (B, T, C x h x w), after a row of zeros for each prefix token."""

@@ -196,6 +196,11 @@ class Fp32Head:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return logits from the tokens after the final norm (B, T, D) in bf16."""
+        logits: Tensor = self.model.head(self.features(tokens))
+        return logits
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """Return the input of the head from the same tokens."""
         c = self.model.config
         if c.pool == "token":
             tokens = tokens[:, :1]
@@ -204,12 +209,12 @@ class Fp32Head:
             # single patch, which does not change it.
             mean = tokens[:, c.prefix :].mean(1, keepdim=True, dtype=torch.float32)
             tokens = F.pad(mean, (0, 0, c.prefix, 0))
-        logits: Tensor = self.model.head(self.model.representation(tokens.float()))
-        return logits
+        return self.model.representation(tokens.float())
 
 
 class FusedViT:
-    """Return logits in fp32 for normalised images (B, C, H, W) or 8-bit pixels."""
+    """Return logits in fp32 for normalised images (B, C, H, W) or 8-bit pixels; `features` returns the input of the
+    head."""
 
     def __init__(self, model: VisionTransformer, precision: str, first_fp8_block: int | None = None):
         """`first_fp8_block`: default `bf16_block_count`."""
@@ -225,15 +230,22 @@ class FusedViT:
             self.blocks[-1] = ClassTokenBlock(blocks[-1])
         self.norm = FusedLayerNorm.from_module(model.norm) if c.final_norm == "before-pool" else None
 
-    @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
+        return self._run(images, self.head)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self._run(images, self.head.features)
+
+    @torch.no_grad()
+    def _run(self, images: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
         if isinstance(images, Tensor) and images.ndim == 4 and not len(images):
-            return self(images.new_zeros(1, *images.shape[1:]))[:0]  # a kernel cannot be launched for an empty batch
+            # A kernel cannot be launched for an empty batch.
+            return self._run(images.new_zeros(1, *images.shape[1:]), head)[:0]
         x = self.embed(images)
         for block in self.blocks:
             x = block(x, len(images))
         x = x if self.norm is None else self.norm(x)
-        return self.head(x.unflatten(0, (len(images), -1)))
+        return head(x.unflatten(0, (len(images), -1)))
 
 
 def bf16_block_count(c: ViTConfig) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError, brief
-from vitreous.models.base import Model
+from vitreous.models.base import Model, restored_modes
 from vitreous.models.checks import Grid, pick_layers
 from vitreous.models.resnet import BiT
 from vitreous.models.standard import differences, is_compiled, vitreous_model
@@ -76,16 +76,14 @@ def prepare_batch(model: Model, images: Tensor) -> Tensor:
 @contextmanager
 def eval_mode(model: Model) -> Iterator[None]:
     """Run the model in eval mode, in its own precision and not compiled. Restore all modes afterwards."""
-    modes, checkpointing = [(module, module.training) for module in model.modules()], model.checkpoint_activations
-    model.eval()
-    model.checkpoint_activations = False  # recomputation would call the visitors of blocks twice
-    try:
-        with torch.autocast(next(model.parameters()).device.type, enabled=False), _not_compiled(model):
+    checkpointing, device = model.checkpoint_activations, next(model.parameters()).device.type
+    with restored_modes(model), torch.autocast(device, enabled=False), _not_compiled(model):
+        model.eval()
+        model.checkpoint_activations = False  # recomputation would call the visitors of blocks twice
+        try:
             yield
-    finally:
-        model.checkpoint_activations = checkpointing
-        for module, mode in modes:
-            module.training = mode
+        finally:
+            model.checkpoint_activations = checkpointing
 
 
 def _not_compiled(model: Model) -> AbstractContextManager[Any]:
@@ -201,6 +199,12 @@ def describe_pooling(config: ViTConfig) -> str:
     """Return what the head uses, as text."""
     if config.pool == "map":
         return "attention pooling"
+    return "class token" if config.class_token and config.pool != "gap" else "mean of the patches"
+
+
+def describe_query(config: ViTConfig) -> str:
+    """Return the token whose attention the inspection page shows first, as text: the one that the head uses, or without
+    one the mean over all patches."""
     return "class token" if config.class_token and config.pool != "gap" else "mean of the patches"
 
 

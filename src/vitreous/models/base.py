@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
@@ -92,6 +93,17 @@ class Model(nn.Module):
         if self.calibration is not None:
             logits = logits / self.calibration.temperature
         return logits.sigmoid() if self.multi_label else logits.softmax(-1)
+
+
+@contextmanager
+def restored_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the training or eval mode of every module at the end of the block."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def with_classes(config: AnyConfig, num_classes: int) -> AnyConfig:

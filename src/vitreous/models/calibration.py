@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from vitreous.errors import VitreousError, brief, format_count, summarize_names
@@ -26,7 +26,7 @@ class Calibration:
     images: int  # number of images that temperature and thresholds were chosen on
     data: str  # name of their data set
     split: str  # split of these images
-    digests: str  # digests of these images: 64-bit integers, little-endian, in base64
+    digests: str = field(repr=False)  # digests of these images: 64-bit integers, little-endian, in base64
     precision: float | None = None  # requested precision of accepted predictions; None: there are no thresholds
     confidence: float | None = None  # confidence in that precision; 0: not guaranteed, measured on the images
     thresholds: tuple[float | None, ...] | None = None  # lowest accepted probability of each class

@@ -40,7 +40,7 @@ class Flops:
         return self.backbone + self.patches + self.attention + self.mlp + self.head
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost:
     """What a model costs for images of one size: the result of `vitreous.cost`.
 
@@ -55,6 +55,12 @@ class Cost:
     size: tuple[int, int]  # (height, width) of the images
     flops: Flops  # FLOPs of a forward pass of one image, by part of the model; `flops.total`: all parts
     grid: tuple[int, int]  # (rows, cols) of patches; for BiT, of the last feature map
+
+    def __repr__(self) -> str:
+        height, width = self.size
+        tokens = f", {self.tokens:,} patches" if self.tokens else ""
+        flops = f"{self.flops.total / 1e9:,.3g} GFLOPs at {height} x {width} px{tokens}"
+        return f"Cost({self.parameters:,} parameters; {flops})"
 
     @property
     def training_flops(self) -> int:

@@ -14,12 +14,12 @@ from vitreous.inspection.internals import describe_pooling, patch_pixels, prefix
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
 from vitreous.reports import explain_text
+from vitreous.reports.course import course_reference
 from vitreous.reports.html_page import HtmlPage, Section, render_page
-from vitreous.reports.percentages import percentage, percentages
+from vitreous.reports.percentages import class_percentages, percentage
 from vitreous.reports.pictures import heat_map, patch_picture, photo, vector_strip
 from vitreous.utils.html import text
 
-TOP = 5  # rows of the tables of attention and of predictions
 STRIP = 128  # values of a vector that are drawn
 
 
@@ -61,7 +61,8 @@ class _Step:
     equation: str  # HTML
     picture: str  # HTML
     sentences: Sequence[str]
-    chapter: int  # of docs/learn.md
+    chapter: int  # of the course
+    section: str  # of that chapter
 
 
 def render_explain_page(image: ExplainedImage) -> str:
@@ -101,7 +102,7 @@ def render_explain_page(image: ExplainedImage) -> str:
 
 def _body(step: _Step) -> str:
     words = " ".join(text(sentence) for sentence in step.sentences)
-    more = f'<p class="quiet">More: docs/learn.md, chapter {step.chapter}.</p>'
+    more = f'<p class="quiet">{text(course_reference(step.chapter, step.section))}</p>'
     return f'<p class="equation">{step.equation}</p>\n<p class="words">{words}</p>\n{step.picture}\n{more}'
 
 
@@ -117,22 +118,25 @@ def _steps(image: ExplainedImage) -> list[_Step]:
     equation_2 = f"<i>z′</i><sub>ℓ</sub> = {scale1}MSA({norm}) + <i>z</i><sub>ℓ−1</sub>"
     equation_3 = f"<i>z</i><sub>ℓ</sub> = {scale2}MLP(LN(<i>z′</i><sub>ℓ</sub>)) + <i>z′</i><sub>ℓ</sub>"
     journey = "<i>z</i><sub>0</sub> → <i>z</i><sub>1</sub> → … → <i>z</i><sub>L</sub>"
+    cutting, positions, by_hand = (
+        "Cut an image, and put it back together", "What a position embedding looks like", "By hand"
+    )  # fmt: skip
     return [
         _Step("image", "Image", "The image is cut into patches",
-              cut, _image_picture(image), explain_text.cut(image), 1),
+              cut, _image_picture(image), explain_text.cut(image), 1, cutting),
         _Step("patch", "Patch", "A patch becomes a vector",
               f"<i>x</i><sub>p</sub> ∈ ℝ<sup>{len(steps.flat):,}</sup>",
-              _patch_picture(image), explain_text.flatten(image), 1),
+              _patch_picture(image), explain_text.flatten(image), 1, cutting),
         _Step("embedding", "Embedding", "Projection and positions (equation 1)",
-              _equation_1(image), _embedding_picture(image), explain_text.embed(image), 2),
+              _equation_1(image), _embedding_picture(image), explain_text.embed(image), 2, positions),
         _Step("attention", "Attention", f"Attention in block {a.layer + 1}, head {a.head + 1} (inside equation 2)",
-              softmax, _attention_picture(image), explain_text.attend(image), 3),
+              softmax, _attention_picture(image), explain_text.attend(image), 3, by_hand),
         _Step("residual", "Residual stream", "Every block adds to the token (equations 2 and 3)",
-              f"{equation_2},&ensp; {equation_3}", _residual_picture(image), explain_text.add(image), 3),
+              f"{equation_2},&ensp; {equation_3}", _residual_picture(image), explain_text.add(image), 3, by_hand),
         _Step("depth", "Depth", f"The {explain_text.followed(image.config)} through depth",
-              journey, _depth_picture(image), explain_text.follow(image), 3),
+              journey, _depth_picture(image), explain_text.follow(image), 3, by_hand),
         _Step("output", "Output", "Norm, pooling and head (equation 4)",
-              _equation_4(image), _output_picture(image), explain_text.answer(image), 3),
+              _equation_4(image), _output_picture(image), explain_text.answer(image), 3, by_hand),
     ]  # fmt: skip
 
 
@@ -225,12 +229,11 @@ def _attention_picture(image: ExplainedImage) -> str:
     steps, a, prefix = image.steps, image.steps.attention, image.config.prefix
     patches = a.weights[prefix:].unflatten(0, steps.grid).numpy()
     height, width = patch_pixels(image.config)
-    most = explain_text.four_digits(100 * float(patches.max()))
-    caption = f"Attention of the framed patch to all patches: black is 0%, light yellow is {most}%."
+    order, shares = explain_text.attention_parts(image)
+    brightest = prefix + int(patches.argmax())
+    most = shares[order.index(brightest)] if brightest in order else percentage(float(patches.max()))
+    caption = f"Attention of the framed patch to all patches: black is 0%, light yellow is {most}."
     compared = len(a.compared_scores)
-    order = a.weights.argsort(descending=True)[: min(TOP, compared)].tolist()
-    rest = 1 - float(a.weights[order].sum())
-    shares = percentages([*a.weights[order].tolist(), max(0.0, rest)])
     rows = [
         (image.token_name(token), explain_text.four_digits(float(a.scores[token])), share)
         for token, share in zip(order, shares, strict=False)
@@ -270,8 +273,8 @@ def _output_picture(image: ExplainedImage) -> str:
         values = steps.representation if steps.representation.ndim == 1 else steps.representation[0]
         return _row(_strip(values, "Output"))
     final = steps.probabilities[-1]
-    order = final.argsort(descending=True)[:TOP].tolist()
-    parts = explain_text.probability_parts(final, order)
+    order = final.argsort(descending=True)[: explain_text.TOP].tolist()
+    parts = class_percentages(final, order)
     rows = [
         (image.label(k), explain_text.four_digits(float(steps.logits[k])), part)
         for k, part in zip(order, parts, strict=False)

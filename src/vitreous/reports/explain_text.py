@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -10,13 +9,15 @@ from torch import Tensor
 from vitreous.inspection.internals import patch_pixels
 from vitreous.models.axial import axis_of
 from vitreous.models.vit import ViTConfig
-from vitreous.reports.percentages import percentage, percentages
+from vitreous.reports.percentages import class_percentages, percentage, percentages
+from vitreous.reports.wording import settled
 from vitreous.utils.sizes import pair
 
 if TYPE_CHECKING:
     from vitreous.reports.explain_page import ExplainedImage
 
 FIRST = 4  # values of a vector that are written out
+TOP = 5  # rows of the tables of attention and of predictions
 
 
 def four_digits(value: float) -> str:
@@ -40,15 +41,6 @@ def place(image: ExplainedImage) -> str:
 def followed(config: ViTConfig) -> str:
     """The vector that is followed through depth."""
     return "class token" if config.class_token and config.pool in ("token", "none") else "mean of the patch tokens"
-
-
-def probability_parts(final: Tensor, order: Sequence[int]) -> list[str]:
-    """Percentages of the classes in `order`; if they sum to one with the other classes, also that of the others."""
-    total = float(final.sum())
-    if abs(total - 1) > 1e-3 or len(order) == len(final):  # sigmoid outputs do not sum to one
-        shown = [float(final[k]) for k in order]
-        return percentages(shown) if abs(total - 1) <= 1e-3 else [percentage(p) for p in shown]
-    return percentages([*(float(final[k]) for k in order), max(0.0, total - float(final[list(order)].sum()))])
 
 
 def cut(image: ExplainedImage) -> list[str]:
@@ -137,11 +129,20 @@ def _position_sentence(image: ExplainedImage) -> str:
     return f"Positions are added before every block instead of here, so the norm stays {total}."
 
 
+def attention_parts(image: ExplainedImage) -> tuple[list[int], list[str]]:
+    """The tokens with the largest attention weights; their percentages, and that of all other tokens."""
+    a = image.steps.attention
+    order = a.weights.argsort(descending=True)[: min(TOP, len(a.compared_scores))].tolist()
+    rest = 1 - float(a.weights[order].sum())
+    return order, percentages([*a.weights[order].tolist(), max(0.0, rest)])
+
+
 def attend(image: ExplainedImage) -> list[str]:
     """Step 4."""
     a, token = image.steps.attention, image.steps.token
     scores = a.compared_scores
-    d, best = len(a.query), int(a.weights.argmax())
+    d, (order, shares) = len(a.query), attention_parts(image)
+    best = order[0]
     target = "itself" if best == token else f"the {image.token_name(best)}"
     normed = ", normalised (qk-norm)," if image.config.qk_norm else ""
     bias = " plus the relative position bias" if a.bias is not None else ""
@@ -154,7 +155,7 @@ def attend(image: ExplainedImage) -> list[str]:
         f"itself the score is {four_digits(float(a.scores[token]))}.",
         *_axial_sentence(image),
         f"Softmax turns the {len(scores)} scores into weights that sum to 1, and the largest, "
-        f"{percentage(float(a.weights[best]))}, goes to {target}; the weighted sum of the values begins with "
+        f"{shares[0]}, goes to {target}; the weighted sum of the values begins with "
         f"{first_values(a.output)} and has norm {length(a.output)}.",
     ]
 
@@ -190,7 +191,7 @@ def follow(image: ExplainedImage) -> list[str]:
     """Step 6."""
     steps = image.steps
     norms, cosines = steps.stream.norm(dim=-1), steps.similarity_to_final
-    half = _settled(cosines >= 0.5)
+    half = settled((cosines >= 0.5).tolist())
     found = [
         f"The norm of the {followed(image.config)} goes from {four_digits(float(norms[0]))} to "
         f"{four_digits(float(norms[-1]))}.",
@@ -200,7 +201,7 @@ def follow(image: ExplainedImage) -> list[str]:
     if steps.probabilities is None:
         return [*found, "The model has no head that classifies, so there is no prediction by depth."]
     tops = steps.probabilities.argmax(-1)
-    first = _settled(tops == tops[-1])
+    first = settled((tops == tops[-1]).tolist())
     when = "from the start" if first == 0 else f"after block {first}"
     return [
         *found,
@@ -208,12 +209,6 @@ def follow(image: ExplainedImage) -> list[str]:
         f"probability goes from {percentage(float(steps.probabilities[0, tops[-1]]))} to "
         f"{percentage(float(steps.probabilities[-1, tops[-1]]))}.",
     ]
-
-
-def _settled(holds: Tensor) -> int:
-    """The first depth from which a condition holds up to the end. It holds at the end."""
-    failed = (~holds).nonzero()
-    return int(failed[-1]) + 1 if len(failed) else 0
 
 
 def answer(image: ExplainedImage) -> list[str]:
@@ -238,7 +233,9 @@ def answer(image: ExplainedImage) -> list[str]:
         return [*found, "This model has no head that classifies: this is its output.",
                 "A head can be trained on these features."]  # fmt: skip
     best = int(steps.probabilities[-1].argmax())
-    part = probability_parts(steps.probabilities[-1], steps.probabilities[-1].argsort(descending=True)[:5].tolist())[0]
+    part = class_percentages(steps.probabilities[-1], steps.probabilities[-1].argsort(descending=True)[:TOP].tolist())[
+        0
+    ]
     return [
         *found,
         f"The head multiplies it with a matrix of {c.head_width} × {len(steps.logits):,} values and "

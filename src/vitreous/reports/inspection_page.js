@@ -82,9 +82,10 @@ async function load(number) {
 
 // ------------------------------------------------------------ selection
 
-// The query of rollout: the class token, or the mean of the patches.
-const SOURCE = data.source.startsWith("mean") ? "mean" : Math.max(0, data.prefix.indexOf("class"));
-const state = { layer: data.layers - 1, head: "mean", query: SOURCE, answer: 0 };
+// The first query: the class token, or the mean of the patches.
+const SOURCE = data.query.startsWith("mean") ? "mean" : data.prefix.indexOf("class");
+const state = { layer: 0, head: "mean", query: SOURCE, answer: 0 };
+state.selected = false; // whether the reader has selected a layer; until then each image opens on its own
 state.patch = null; // [row, column] of the patch that was selected last; kept while another token is the query
 state.read = null; // the cell of the attention map whose value is shown
 state.strength = 0.75;
@@ -93,13 +94,16 @@ let current = null; // the image that is shown, with its unpacked arrays
 
 const cellName = ([row, col]) => `row ${row + 1}, column ${col + 1}`;
 const numbered = (token) => /\d$/.test(data.prefix[token]); // register 1
-const tokenName = (token) => (token === "mean" ? data.source : data.prefix[token] + (numbered(token) ? "" : " token"));
+const tokenName = (token) => (token === "mean" ? data.query : data.prefix[token] + (numbered(token) ? "" : " token"));
 const tokenPhrase = (token) => (numbered(token) ? "" : "the ") + tokenName(token);
 const queryName = () => (state.query === "patch" ? `the patch at ${cellName(state.patch)}` : tokenPhrase(state.query));
 const headName = () => {
   if (data.heads === 1) return "its only head";
   return state.head === "mean" ? `mean of ${data.heads} heads` : `head ${state.head + 1} of ${data.heads}`;
 };
+
+// Where relevance starts.
+const START = data.source === "attention pooling" ? data.source : `the ${data.source}`;
 
 const scaleCell = ([row, col], from, to) => [
   Math.floor(((row + 0.5) * to[0]) / from[0]),
@@ -134,6 +138,17 @@ function similarityTo([row, col]) {
     const [low, high] = i < at ? [i, at] : [at, i];
     return current.similarity[(high * (high + 1)) / 2 + low] / 127 - 1;
   });
+}
+
+// Percentages of parts that are shown together, with one decimal. The rounded numbers add up to 100.
+function parts(shares) {
+  const total = shares.reduce((a, b) => a + b, 0) || 1;
+  const exact = shares.map((share) => (1000 * share) / total);
+  const whole = exact.map(Math.floor);
+  const missing = 1000 - whole.reduce((a, b) => a + b, 0);
+  const order = range(shares.length).sort((a, b) => whole[a] - exact[a] - (whole[b] - exact[b]));
+  for (const i of order.slice(0, missing)) whole[i] += 1;
+  return whole.map((value) => `${(value / 10).toFixed(1)}%`);
 }
 
 function percent(share) {
@@ -251,18 +266,40 @@ function drawAttention() {
 }
 
 function describeAttention(row, values, high) {
-  const toPrefix = data.prefix.map((_, i) => `${percent(row[i])} to ${tokenPhrase(i)}`);
   const rest = values.reduce((a, b) => a + b, 0);
+  const [patches, ...others] = parts([rest, ...row.subarray(0, prefix)]);
+  const toPrefix = others.map((share, i) => `${share} to ${tokenPhrase(i)}`);
   const summary = `Layer ${state.layer + 1} of ${data.layers}, ${headName()}, from ${queryName()}.`;
-  const goesTo = [`${percent(rest)} of the attention goes to the patches`, ...toPrefix].join(", ");
+  const goesTo = [`${patches} of the attention goes to the patches`, ...toPrefix].join(", ");
   const shares = toPrefix.length ? ` ${goesTo}.` : "";
   $("reading").replaceChildren(make("b", summary), shares);
+  const general = state.query === SOURCE && (state.head === "mean" || data.heads === 1);
+  $("attention-words").textContent = general ? current.words.attention[state.layer] ?? "" : describeQuery(values, rest);
   const most = values.indexOf(high);
   const cell = state.read ?? [Math.floor(most / current.coarse[1]), most % current.coarse[1]];
   const value = percent(values[cell[0] * current.coarse[1] + cell[1]]);
   const pooled = current.coarse[0] !== current.grid[0] || current.coarse[1] !== current.grid[1];
   const place = `${cellName(cell)}${pooled ? ` of ${current.coarse[0]} × ${current.coarse[1]} cells` : ""}`;
   $("value").textContent = `${state.read ? "" : "Highest at "}${place}: ${value} of the attention`;
+}
+
+// Sentences about another query or a single head; those about the first query and the mean of the heads are stored.
+function describeQuery(values, total) {
+  const [rows, cols] = current.coarse;
+  const pooled = rows !== current.grid[0] || cols !== current.grid[1];
+  const shares = values.map((value) => value / (total || 1));
+  const entropy = shares.reduce((sum, share) => sum - (share > 0 ? share * Math.log(share) : 0), 0);
+  const spread = `${Math.round(Math.exp(entropy))} of ${values.length} ${pooled ? "cells" : "patches"}`;
+  const words = [`This attention is spread over ${spread} (the exponential of its entropy).`];
+  if (state.query === "patch" && !pooled) {
+    const [row, col] = state.patch;
+    const near = (i) => Math.abs(Math.floor(i / cols) - row) <= 1 && Math.abs((i % cols) - col) <= 1;
+    const share = shares.reduce((sum, value, i) => sum + (near(i) ? value : 0), 0);
+    words.push(`${percent(share)} of it goes to the patch itself and the patches around it.`);
+  }
+  const first = SOURCE === "mean" ? "the mean of the patches" : tokenPhrase(SOURCE);
+  words.push(`For how to read this layer, select ${first}${data.heads > 1 ? " and the mean of the heads" : ""}.`);
+  return words.join(" ");
 }
 
 function drawPicture() {
@@ -359,7 +396,7 @@ function drawRollout() {
   $("source-figure").hidden = !current.rollout || state.query === SOURCE;
   if (!current.rollout) return;
   drawRolloutFrom("source", SOURCE);
-  $("source-title").textContent = `Rollout from the ${data.source}`;
+  $("source-title").textContent = `Rollout from the ${data.query}`;
   $("source-value").textContent = ROLLOUT_NOTE;
   const values = drawRolloutFrom("rollout", state.query);
   $("rollout-title").textContent = `Rollout from ${queryName()}`;
@@ -370,12 +407,11 @@ function drawRollout() {
 }
 
 function drawRelevance() {
-  $("relevance-figure").hidden = $("classes").hidden = !current.relevance;
+  $("relevance-figure").hidden = $("classes").hidden = $("relevance-words").hidden = !current.relevance;
   if (!current.relevance) return;
   state.answer = Math.min(state.answer, current.classes - 1);
   strip($("classes"), range(current.classes).map((answer) => {
-    const [name, probability] = current.answers[answer];
-    const label = `${name} ${percent(probability)}`;
+    const label = `${current.answers[answer][0]} ${current.shares[answer]}`;
     const values = current.relevance.mean([answer]);
     return { key: { answer }, label, title: label, values, grid: current.grid, chosen: answer === state.answer };
   }));
@@ -384,9 +420,10 @@ function drawRelevance() {
   const context = overlay($("relevance-map"), values, current.grid, 0, high);
   if (state.query === "patch") outline(context, state.patch, current.grid);
   heatScale("relevance-scale", 0, high, (value) => (high ? percent(value / high) : "0%"));
+  $("relevance-words").textContent = current.words.relevance[state.answer] ?? "";
   $("relevance-title").textContent = `Relevance for ${current.answers[state.answer][0]}`;
   $("relevance-value").textContent = high
-    ? `Relative to the patch with the highest relevance. Query: the ${data.source}.`
+    ? `Relative to the patch with the highest relevance. It starts from ${START}.`
     : "The relevance for this class is zero everywhere.";
 }
 
@@ -417,7 +454,7 @@ function drawPatches() {
 
 // ------------------------------------------------------------ prediction by depth
 
-const LINES = 5; // more would be hard to distinguish
+const LINES = 5; // lines; more would be hard to distinguish
 
 function shape(name, attributes, words) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -485,12 +522,13 @@ function depthTable() {
     head.append(...(i < LINES ? [sample(i)] : []), make("div", name, "cut name"));
     return head;
   });
+  if (current.shares.length > named.length) named.push(make("th", "all others", "num"));
   const [head, body] = [make("thead"), make("tbody")];
   head.append(line(make("th", "block"), Object.assign(make("th", "top class"), { colSpan: 2 }), ...named));
-  current.depth.forEach((row, depth) => {
+  current.depth.forEach((_, depth) => {
     const [name, share] = current.top[depth];
     const first = Object.assign(make("th", depth || "embeddings"), { scope: "row" });
-    const numbers = [share, ...row].map((value) => make("td", percent(value), "num"));
+    const numbers = [share, ...current.depthShares[depth]].map((value) => make("td", value, "num"));
     body.append(line(first, make("td", name, "name"), ...numbers));
   });
   $("depth-table").replaceChildren(head, body);
@@ -522,6 +560,8 @@ function change(changes) {
   draw();
 }
 
+const selectLayer = (layer) => change({ layer, selected: true });
+
 async function show(number) {
   delete document.body.dataset.ready;
   state.image = number;
@@ -531,10 +571,12 @@ async function show(number) {
   document.body.style.setProperty("--aspect", current.size[0] / current.size[1]);
   const [rows, cols] = current.grid;
   const [row, col] = state.patch ?? [Math.floor(rows / 2), Math.floor(cols / 2)];
+  if (!state.selected) state.layer = current.opening;
   change({ image: number, patch: [Math.min(row, rows - 1), Math.min(col, cols - 1)] });
   [...$("images").children].forEach((button, i) => button.setAttribute("aria-pressed", i === number));
   $("picture").setAttribute("aria-label", `${current.name}. Arrow keys move the query patch.`);
   drawCaption();
+  drawWords();
   if ($("depths")) {
     drawDepth();
     if (current.depth.length) depthTable();
@@ -543,18 +585,29 @@ async function show(number) {
 }
 
 function drawCaption() {
-  const answers = ($("answers") ? [] : current.answers.slice(0, 3)).flatMap(([answer, probability], i) => [
+  const named = current.shares.map((share, i) => [current.answers[i]?.[0] ?? "all others", share]);
+  const answers = ($("answers") ? [] : named).flatMap(([answer, share], i) => [
     i ? ", " : " Prediction: ",
     make("span", answer, "name"),
-    ` ${percent(probability)}`,
+    ` ${share}`,
   ]);
   $("caption").replaceChildren(make("b", current.name, "name"), ...answers);
-  $("answers")?.replaceChildren(...current.answers.map(([answer, probability]) => {
+  $("answers")?.replaceChildren(...named.map(([answer, share]) => {
     const [line, bar] = [make("li"), make("i")];
-    bar.style.setProperty("--share", `${100 * probability}%`);
-    line.append(make("span", answer, "name"), make("span", percent(probability), "num"), bar);
+    bar.style.setProperty("--share", share);
+    line.append(make("span", answer, "name"), make("span", share, "num"), bar);
     return line;
   }));
+}
+
+// Sentences about the whole image. Those about a layer or a class change with it.
+function drawWords() {
+  for (const name of ["opening", "rollout", "similarity", "components", "depth"]) {
+    const element = $(name === "opening" ? name : `${name}-words`);
+    if (!element) continue;
+    element.textContent = current.words[name];
+    element.hidden = !current.words[name];
+  }
 }
 
 // ------------------------------------------------------------ pointer and keys
@@ -613,7 +666,7 @@ function showValueBelow(name, words) {
 const cycle = (list, value, step) => list[(list.indexOf(value) + step + list.length) % list.length];
 
 const KEYS = {
-  l: (step) => current.attention && change({ layer: clamp(state.layer + step, 0, data.layers - 1) }),
+  l: (step) => current.attention && selectLayer(clamp(state.layer + step, 0, data.layers - 1)),
   h: (step) => current.attention && change({ head: cycle(["mean", ...range(data.heads)], state.head, step) }),
   t: (step) => current.attention && change({ query: cycle(tokens(), state.query, step) }),
   i: (step) => show(cycle(range(data.images.length), state.image, step)).catch(fail),
@@ -660,10 +713,10 @@ function listen() {
     });
     map.addEventListener("blur", () => change({ read: null }));
     $("layer").max = data.layers;
-    $("layer").addEventListener("input", () => change({ layer: Number($("layer").value) - 1 }));
+    $("layer").addEventListener("input", () => selectLayer(Number($("layer").value) - 1));
     $("strength").addEventListener("input", () => change({ strength: Number($("strength").value) / 100 }));
     $("lift").addEventListener("change", () => change({ lift: $("lift").checked }));
-    toolbar($("layers"), ({ layer }) => change({ layer: Number(layer) }));
+    toolbar($("layers"), ({ layer }) => selectLayer(Number(layer)));
     toolbar($("heads"), ({ head }) => change({ head: number(head) }));
     toolbar($("tokens"), ({ token }) => change({ query: number(token) }));
   }

@@ -21,12 +21,27 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitreous.errors import VitreousError
+from vitreous.reports.course import course_reference
 from vitreous.reports.html_page import HtmlPage, Section, render_page, write_html
+from vitreous.reports.percentages import percentage
 from vitreous.utils.html import clean, image_url, text
 
 TINY_SIDE = 64  # images up to this size are stored losslessly and image without smoothing
 
 Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ImageText:
+    """The sentences about one image: what its figures show, what to see and how to read them."""
+
+    opening: Sequence[str] = ()  # why the page opens on this layer
+    attention: Sequence[Sequence[str]] = ()  # for each layer
+    rollout: Sequence[str] = ()
+    relevance: Sequence[Sequence[str]] = ()  # for each class
+    similarity: Sequence[str] = ()
+    components: Sequence[str] = ()
+    depth: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,7 @@ class InspectedImage:
     pixels: NDArray[np.uint8]  # (H, W, 3), the input of the model before normalisation
     grid: tuple[int, int]  # (rows, cols) of patches
     answers: tuple[tuple[str, float], ...]  # class names and probabilities, highest first; () without a head
+    answer_shares: tuple[str, ...]  # their percentages, and that of the other classes if all add up to 100%
     attention: Floats | None  # (layers, heads, T, T): queries, keys; T = prefix + rows * cols
     coarse: tuple[int, int] | None  # the grid of `attention` if it was pooled to fewer cells
     rollout: Floats | None  # (T', T') with T' = prefix + rows * cols, never pooled
@@ -45,6 +61,9 @@ class InspectedImage:
     components: Floats  # (rows, cols, 3) in 0..1: first three principal components as RGB
     depth: Floats  # (layers + 1, len(answers)): probabilities before the first block and after each; or (0, 0)
     depth_top: tuple[tuple[str, float], ...]  # top class and its probability at each of these depths
+    depth_shares: tuple[tuple[str, ...], ...]  # as `answer_shares`, at each of these depths
+    opening: int = 0  # the layer that is shown first
+    text: ImageText = ImageText()
 
 
 @dataclass(frozen=True)
@@ -52,8 +71,9 @@ class PageFigure:
     """A rendered figure."""
 
     title: str
-    text: str  # caption, one or two sentences
+    sentences: Sequence[str]
     png: bytes
+    more: str = ""  # where the course explains it
 
 
 @dataclass(frozen=True)
@@ -65,7 +85,8 @@ class InspectionPage:
     notes: tuple[str, ...]
     random: bool  # the weights are random
     prefix: tuple[str, ...]  # names of the tokens before the patch tokens
-    source: str  # the query of rollout and relevance: "class token" or "mean of the patches"
+    source: str  # what the head uses, from which relevance starts: "class token", "mean of the patches" ...
+    query: str  # the query that is shown first: "class token" or "mean of the patches"
     layers: int
     heads: int
     images: tuple[InspectedImage, ...]
@@ -128,26 +149,30 @@ def _sections(page: InspectionPage) -> list[Section]:
     return [Section(id, titles[id], titles[id], body, "" if id in static else LIVE) for id, body in bodies.items()]
 
 
-STAGE = """<div id="images" class="group" role="group" aria-label="Image"></div>
+def _more(chapter: int, section: str) -> str:
+    return f'<p class="quiet">{text(course_reference(chapter, section))}</p>'
+
+
+STAGE = """<p class="lead words" id="opening"></p>
+<div id="images" class="group" role="group" aria-label="Image"></div>
 <div class="view">
 <figure class="stage"><canvas id="picture" tabindex="0" role="application" aria-describedby="keys"></canvas>
 <figcaption><p id="caption" aria-live="polite"></p>CAPTION</figcaption></figure>
 SIDE</div>
 <p class="quiet" id="keys">HELP</p>
 """
-ATTENTION = (
-    STAGE.replace(
-        "CAPTION",
-        """<div class="controls"><label>overlay <input id="strength" type="range" min="0" max="100" value="75"></label>
+ATTENTION = STAGE.replace(
+    "CAPTION",
+    """<div class="controls"><label>overlay <input id="strength" type="range" min="0" max="100" value="75"></label>
 <label><input id="lift" type="checkbox"> brighten low values</label></div>""",
-    )
-    .replace(
-        "SIDE",
-        """<div class="side">
+).replace(
+    "SIDE",
+    """<div class="side">
 <div class="attention-values"><figure><canvas id="attention-map" tabindex="0" role="application"
 aria-label="Attention map. Arrow keys read its values."></canvas><div class="scale" id="attention-scale"></div></figure>
 <div><p id="reading" role="status"></p><p id="value" aria-live="polite"></p>
 <p class="quiet">Point at the map, tap it, or use the arrow keys to read a value.</p></div></div>
+<p class="words" id="attention-words"></p>
 <div class="control"><h3>Query</h3><div id="tokens" class="group" role="group" aria-label="Query"></div></div>
 <div class="control"><h3><label for="layer">Layer</label> <output id="layer-name" for="layer"></output></h3>
 <input id="layer" type="range" min="1" step="1">
@@ -155,14 +180,12 @@ aria-label="Attention map. Arrow keys read its values."></canvas><div class="sca
 <div class="control"><h3>Head</h3>
 <div id="heads" class="strip" role="group" aria-label="All heads of this layer"></div></div>
 <p class="quiet">Each small map has its own scale.</p></div>""",
-    )
-    .replace(
-        "HELP",
-        "Click on the image to select another query patch, or use the arrow keys while the image has the focus. "
-        "Keys: <kbd>l</kbd> layer, <kbd>h</kbd> head, <kbd>t</kbd> token, <kbd>i</kbd> image, <kbd>c</kbd> class; "
-        "with Shift: backwards.",
-    )
-)
+).replace(
+    "HELP",
+    "Click on the image to select another query patch, or use the arrow keys while the image has the focus. "
+    "Keys: <kbd>l</kbd> layer, <kbd>h</kbd> head, <kbd>t</kbd> token, <kbd>i</kbd> image, <kbd>c</kbd> class; "
+    "with Shift: backwards.",
+) + _more(3, "Bright patches and attention sinks")
 NO_ATTENTION = (
     STAGE.replace("CAPTION", "")
     .replace("SIDE", '<div class="side"><ol id="answers"></ol><p id="reading" role="status"></p></div>')
@@ -178,30 +201,31 @@ MAP = """<figure id="{name}-figure" class="map"><figcaption><b id="{name}-title"
 """
 ROLLOUT = (
     '<p class="lead">Rollout multiplies the attention of all layers, with the residual connections, '
-    "and does not depend on a class. Relevance weights the attention with the gradient of one class."
+    "and does not depend on a class. Relevance weights the attention with the gradient of one class: select one."
     '</p>\n<div id="classes" class="strip wide" role="group" aria-label="Class"></div>\n<div class="maps">'
     + MAP.format(name="source", text="")
     + MAP.format(name="rollout", text="")
     + MAP.format(name="relevance", text="")
-    + "</div>"
+    + '</div>\n<div class="pair"><p class="words" id="rollout-words"></p>'
+    + '<p class="words" id="relevance-words"></p></div>\n'
+    + _more(3, "What to remember")
 )
 TOKENS = (
     '<p class="lead">Tokens of the last layer. Click on a patch to compare it with all others.</p>\n<div class="maps">'
     + MAP.format(name="plain", text="")
     + MAP.format(name="similarity", text="")
-    + MAP.format(name="components", text="The first three principal components of the tokens as red, green and blue: "
-                 "patches with similar colours have similar tokens.")
-    + "</div>"
+    + MAP.format(name="components", text="The first three principal components of the tokens as red, green and blue.")
+    + '</div>\n<div class="pair"><p class="words" id="similarity-words"></p>'
+    + '<p class="words" id="components-words"></p></div>\n'
 )  # fmt: skip
 FEATURES = TOKENS.replace("Tokens of the last layer.", "Positions of the last feature map.").replace(
     "tokens", "features"
 )
-DEPTH = """<p class="lead">The final norm and the head applied after each block: probabilities of the final top classes
-by depth.</p>
+DEPTH = """<p class="lead words" id="depth-words"></p>
 <div class="depth-layout"><figure><figcaption id="depth-key"></figcaption><div id="depth"></div></figure>
 <div class="scroll" tabindex="0" role="region" aria-label="Prediction by depth as a table">
 <table id="depth-table"></table></div></div>
-"""
+""" + _more(3, "By hand")
 
 
 def _without_attention(page: InspectionPage) -> str:
@@ -235,8 +259,9 @@ def _notes(notes: Sequence[str]) -> str:
 def _figures(figures: Sequence[PageFigure]) -> str:
     html = "".join(
         f"<figure{_span(one.png)}><figcaption><h3>{text(one.title)}</h3>"
-        f'<p class="quiet">{text(one.text)}</p></figcaption>'
-        f'<img alt="{text(one.title)}: {text(one.text)}" src="{image_url(one.png, "png")}"></figure>\n'
+        f'<p class="words">{text(" ".join(one.sentences))}</p>'
+        f'<p class="quiet">{text(one.more)}</p></figcaption>'
+        f'<img alt="{text(one.title)}" src="{image_url(one.png, "png")}"></figure>\n'
         for one in figures
     )
     return f'<div class="figures">{html}</div>' if html else ""
@@ -255,13 +280,14 @@ def _data(page: InspectionPage) -> str:
         "heads": page.heads,
         "prefix": [clean(name) for name in page.prefix],
         "source": page.source,
+        "query": page.query,
         "images": [_image(image) for image in page.images],
     }
     words = json.dumps(table, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     arrays = "".join(
         f'<script type="text/plain" id="{name}-{number}">{_base64(zlib.compress(data))}</script>\n'
         for number, image in enumerate(page.images)
-        for name, data in _arrays(image)
+        for name, data in _arrays(image, len(page.prefix))
     )
     return f'<script type="application/json" id="data">{words}</script>\n{arrays}'
 
@@ -276,17 +302,40 @@ def _image(image: InspectedImage) -> dict[str, Any]:
         "grid": image.grid,
         "coarse": image.coarse,
         "answers": [(clean(name), round(float(value), 6)) for name, value in image.answers],
+        "shares": image.answer_shares,
         "classes": len(image.relevance),
         "depth": [[round(float(value), 6) for value in row] for row in image.depth],
-        "top": [(clean(name), round(float(value), 6)) for name, value in image.depth_top],
+        "top": [(clean(name), percentage(value)) for name, value in image.depth_top],
+        "depthShares": image.depth_shares,
+        "opening": image.opening,
+        "words": _words(image.text),
     }
 
 
-def _arrays(image: InspectedImage) -> Iterator[tuple[str, bytes]]:
+def _words(one: ImageText) -> dict[str, Any]:
+    """Each group of sentences as one text."""
+
+    def join(sentences: Sequence[str]) -> str:
+        return clean(" ".join(sentences))
+
+    return {
+        "opening": join(one.opening),
+        "attention": [join(sentences) for sentences in one.attention],
+        "rollout": join(one.rollout),
+        "relevance": [join(sentences) for sentences in one.relevance],
+        "similarity": join(one.similarity),
+        "components": join(one.components),
+        "depth": join(one.depth),
+    }
+
+
+def _arrays(image: InspectedImage, prefix: int) -> Iterator[tuple[str, bytes]]:
     if image.attention is not None:
         yield "attention-data", _rows(image.attention)
     if image.rollout is not None:
-        yield "rollout-data", _rows(image.rollout)
+        to_patches = image.rollout.copy()
+        to_patches[:, :prefix] = 0  # not shown; it would be the maximum, relative to which the others are stored
+        yield "rollout-data", _rows(to_patches)
     if len(image.relevance):
         yield "relevance-data", _rows(image.relevance.reshape(len(image.relevance), -1))
     if image.similarity.size:  # symmetric: its lower half

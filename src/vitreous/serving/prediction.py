@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.errors import SystemFaultError, VitreousError
+from vitreous.errors import SystemFaultError, VitreousError, brief
 from vitreous.evaluation.image_results import DEFAULT_THRESHOLD
 from vitreous.evaluation.thresholds import accepted_predictions
 from vitreous.fast.accelerate import Precision, accelerate_if_faster
@@ -34,7 +34,7 @@ class ClassProbability:
     probability: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     image: ImageLike
     top: tuple[ClassProbability, ...]  # the most probable first
@@ -45,17 +45,37 @@ class Prediction:
     threshold: float | None = None  # of the most probable class; None: there is none, or it is always rejected
 
     @property
+    def label(self) -> str | None:
+        """Name of the most probable class, also of a rejected prediction; None: unknown, or the image is unreadable."""
+        return self.top[0].label if self.top else None
+
+    @property
+    def probability(self) -> float | None:
+        """Probability of the most probable class; None: the image is unreadable."""
+        return self.top[0].probability if self.top else None
+
+    def __repr__(self) -> str:
+        """Return one line, without the pixels of an image in memory."""
+        image = str(self.image) if isinstance(self.image, str | Path) else brief(self.image)
+        classes = ", ".join(f"{_class_name(one)} {one.probability:.1%}" for one in self.top)
+        return f"Prediction({image}: {self.error or self.rejection or classes})"
+
+    @property
     def rejection(self) -> str:
         """Why the prediction is rejected, as text; empty if it is not."""
         if not self.rejected or not self.top:
             return ""
         best = self.top[0]
-        name = f"class {best.index}" if best.label is None else best.label
+        name = _class_name(best)
         if self.threshold is None:
             guess = f"{name} {best.probability:.0%}"
             return f"rejected: no threshold reaches the requested precision for the best guess, {guess}"
         numbers = f"{name} {_below(best.probability, self.threshold)}, threshold {self.threshold:.0%}"
         return f"rejected: not sure enough (best guess {numbers})"
+
+
+def _class_name(one: ClassProbability) -> str:
+    return f"class {one.index}" if one.label is None else one.label
 
 
 def _below(probability: float, threshold: float) -> str:
@@ -64,7 +84,7 @@ def _below(probability: float, threshold: float) -> str:
     return text if text != f"{threshold:.0%}" else f"below {threshold:.0%}"
 
 
-def predict(
+def predict_images(
     model: Model,
     images: Iterable[ImageLike],
     *,

@@ -232,9 +232,9 @@ def _measure(
     images = torch.zeros(count, model_config.channels, *pair(model_config.image_size), device=device)
 
     def forward(model: nn.Module) -> torch.Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            with keyed_corruption(model, keys):  # of a model that predicts masked patches
-                logits: torch.Tensor = model(images)
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+        with autocast, keyed_corruption(model, keys):  # the latter for a model that predicts masked patches
+            logits: torch.Tensor = model(images)
         return logits.float().square().mean()
 
     def train() -> None:

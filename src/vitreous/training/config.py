@@ -188,7 +188,8 @@ class Run:
     """Output, hardware, evaluation and logging."""
 
     out: str | None = None
-    """Run directory; it must not exist yet. Default: runs/NAME-DATE."""
+    """Run directory; it must not exist yet. Default: runs/NAME-DATE. Of `vitreous sweep`: the folder of all runs, by
+    default sweeps/NAME-HASH."""
     seed: int = 0
     """Random seed of the initial weights, the order of the images and the augmentation."""
     device: str = "auto"
@@ -220,7 +221,7 @@ class Run:
     """Write a trace of a few steps to profile.json, for Perfetto or chrome://tracing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainConfig:
     """All settings of a run. A field that is None is chosen from the data and printed, or keeps the model's value.
 
@@ -254,6 +255,12 @@ class TrainConfig:
         """How the data of the run is opened."""
         return UnlabelledReading(**vars(self.reading)) if self.masks_patches else self.reading
 
+    def __repr__(self) -> str:
+        """Return the fields that differ from the defaults, as arguments of `with_`."""
+        default = TrainConfig().flat()
+        given = [f"{name}={value!r}" for name, value in self.flat().items() if value != default[name]]
+        return f"TrainConfig().with_({', '.join(given)})" if given else "TrainConfig()"
+
     def with_(self, **changes: Any) -> TrainConfig:
         """Return a copy with some fields changed, by the names of the command-line flags: `with_(lr=1e-3)`."""
         groups: dict[str, dict[str, Any]] = {}
@@ -274,9 +281,17 @@ class TrainConfig:
         """Return the config of the result of `flat`, also after conversion to JSON and back."""
         return cls().with_(**values)
 
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> TrainConfig:
+        """Return the settings of a config file, as `vitreous train --config` reads it."""
+        from vitreous.training.config_file import read_config_file
+
+        return read_config_file(path).config()
+
 
 @cache
-def _field_types() -> dict[str, Any]:
+def field_types() -> dict[str, Any]:
+    """Return the type annotations of all fields, by name."""
     groups = get_type_hints(TrainConfig).values()
     return {name: hint for group in groups for name, hint in get_type_hints(group).items()}
 
@@ -292,7 +307,7 @@ def _convert(name: str, value: Any) -> Any:
     value = os.fspath(value) if isinstance(value, os.PathLike) else tuple(value) if isinstance(value, list) else value
     if name in DURATION_FIELDS and type(value) in (int, float, str):
         value = with_unit(value)
-    hint = _field_types()[name]
+    hint = field_types()[name]
     if not matches_annotation(value, hint):
         raise VitreousError(f"{name} = {brief(value)}: expected {EXPECTED.get(name) or describe_annotation(hint)}")
     if name in CHOICES and value is not None:

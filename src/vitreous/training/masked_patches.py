@@ -191,12 +191,14 @@ def _with_patches(images: Tensor, corruption: Corruption, shown: Tensor, targets
 def _pixels(values: Tensor, targets: PatchTargets) -> Tensor:
     """Pixels of patches (B, M, C, h, w) from targets, or from predictions of the same shape."""
     (h, w), channels = targets.patch, targets.channels
+    pixels: Tensor
     if values.is_floating_point():
-        return (values * 255).unflatten(2, (channels, h, w))
+        pixels = (values * 255).unflatten(2, (channels, h, w))
+        return pixels
     colours = class_colours(values, channels)  # (B, M, C), or (B, M, 16, C)
     side = 1 if targets.kind == "colour" else round(values.shape[2] ** 0.5)
     cells = colours.view(*values.shape[:2], side, side, channels).permute(0, 1, 4, 2, 3)
-    pixels: Tensor = cells.repeat_interleave(h // side, 3).repeat_interleave(w // side, 4)
+    pixels = cells.repeat_interleave(h // side, 3).repeat_interleave(w // side, 4)
     return pixels
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitreous.errors import VitreousError
+from vitreous.errors import VitreousError, format_count
 from vitreous.evaluation.metrics import Result, format_interval, result_from_json
 from vitreous.training.legs import Leg, length_change, read_legs
 from vitreous.training.plan import Plan
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitreous.training.run_progress import BestWeights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """The outcome of a run: what `vitreous.train`, `vitreous.finetune` and `vitreous.resume` return.
 
@@ -37,6 +37,11 @@ class Outcome:
     seconds: float  # training time
     selection: tuple[str, ...] = ()  # how the weights of the result, and those of best.safetensors, were selected
     legs: tuple[Leg, ...] = ()  # earlier and current lengths of the run, if its length was changed
+
+    def __repr__(self) -> str:
+        length = f"{format_count(self.steps, 'step')} in {format_duration(self.seconds)}"
+        result = f"{self.split} {self.result!r}" if self.result else "not evaluated"
+        return "\n  ".join([f"Outcome({str(self.run)!r}: {length}; {result})", *self.selection])
 
 
 def is_complete(directory: RunDirectory) -> bool:

@@ -32,7 +32,7 @@ TAIL_BYTES = 1 << 18  # read from the end of a log
 DAMAGE = (VitreousError, OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunRow:
     """One run in the list that `vitreous.runs` returns. Numbers are None if they are not known.
 
@@ -67,6 +67,15 @@ class RunRow:
     changed: str = ""  # date and time of the last change
     settings: Mapping[str, Any] = field(default_factory=dict)  # all settings that determine the weights
     differences: Mapping[str, Any] = field(default_factory=dict)  # those settings that differ between the rows
+
+    def __repr__(self) -> str:
+        data = Path(self.data).name
+        value = (
+            ""
+            if self.value is None
+            else f", {self.metric} {self.value:.2%} on {self.images or 0:,} {self.split} images"
+        )
+        return f"RunRow({self.name!r}: {self.status}{f' ({self.detail})' if self.detail else ''}, {data}{value})"
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as values for `json.dumps`."""

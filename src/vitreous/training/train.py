@@ -21,6 +21,7 @@ from vitreous.evaluation.training_images import SeenImages
 from vitreous.training import comparison_run, defaults, initial_weights, legs, lr_search
 from vitreous.training.callbacks import Callback
 from vitreous.training.config import TrainConfig
+from vitreous.training.config_file import load_settings
 from vitreous.training.distributed import World
 from vitreous.training.facts import collect_facts
 from vitreous.training.initial_weights import InitialWeights
@@ -50,8 +51,8 @@ from vitreous.weights.tensor_map import State
 
 
 def train(
-    data: object,
-    config: TrainConfig | None = None,
+    data: object = None,
+    config: TrainConfig | str | os.PathLike[str] | None = None,
     *,
     callbacks: Sequence[Callback | type[Callback]] = (),
     quiet: bool = False,
@@ -62,7 +63,8 @@ def train(
 
     - `data`: a path or name, or a Python object: a map-style dataset of (image, label), a Hugging Face dataset, a pair
       of arrays, or a dict of these by split (see `vitreous.open_data`)
-    - `config`: settings, such as those of `vitreous.recipe`. Settings that are not given are chosen from the data
+    - `config`: settings, such as those of `vitreous.recipe`, or the path of a config file, which may also give the
+      data. Settings that are not given are chosen from the data
     - `callbacks`: instances or classes; see `vitreous.Callback`
     - `quiet`: print nothing
     - `overwrite`: replace the run in the run directory `out`; the earlier run is kept as OUT.replaced until the new run
@@ -88,8 +90,9 @@ def train(
     10
     """
     refuse_during_import("vitreous.train")
+    data, config = load_settings(data, config)
     fields, objects = name_parts(fields)
-    config = absolute_parts(TrainConfig.from_flat({**(config or TrainConfig()).flat(), **fields}))
+    config = absolute_parts(TrainConfig.from_flat({**config.flat(), **fields}))
     world = World.current()
     reporter = ProgressReporter(quiet or not world.is_main)
     if world.size > 1 and config.run.out is None:
@@ -160,7 +163,7 @@ def _start(
 ) -> Outcome:
     """Start a new run. All errors in settings and data are raised before the run directory is created."""
     comparison_run.check_comparable(config.run.compare_with, data.classes, directory)
-    plan, weights = _plan_new_run(data, config, world, code.parts)
+    plan, weights = plan_new_run(data, config, world, code.parts)
     start = plan.facts.start
     print_start_summary(data, plan, reporter)
     reporter.note_once(code.notes)
@@ -287,7 +290,7 @@ def _search_and_train(
     return train_to_end(data, loop, resumed=False)
 
 
-def _plan_new_run(data: DataSet, config: TrainConfig, world: World, parts: UserParts) -> tuple[Plan, State]:
+def plan_new_run(data: DataSet, config: TrainConfig, world: World, parts: UserParts) -> tuple[Plan, State]:
     """Choose the initial weights and all settings of a run, and load the weights."""
     facts = collect_facts(data, parts=parts)
     config, chosen = defaults.choose_start(config, facts)

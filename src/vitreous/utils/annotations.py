@@ -1,9 +1,17 @@
 """Check values against type annotations, for the fields of config dataclasses."""
 
+import os
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-NAMES = {int: "an integer", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
+NAMES: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    bool: "True or False",
+    type(None): "None",
+    os.PathLike: "a path",
+}
 
 
 def matches_annotation(value: object, annotation: Any, exact: bool = False) -> bool:

@@ -106,6 +106,21 @@ class ProgressReporter:
             yield update
 
 
+class NoteCollector:
+    """Prints notes as they come, and keeps them for the result."""
+
+    def __init__(self, reporter: ProgressReporter):
+        self.reporter, self.texts = reporter, list[str]()
+
+    def add(self, text: str) -> None:
+        self.texts.append(text)
+        self.reporter.note(printable(text))
+
+    def extend(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.add(text)
+
+
 class _BarWithNumbers(Progress):
     """A progress bar with a line of text below it."""
 

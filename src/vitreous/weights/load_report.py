@@ -20,9 +20,9 @@ class Remarks:
     guesses: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(repr=False)
 class LoadReport:
-    """What `vitreous.load` did with a file: `model.report`. `print(model.report)` shows it as text.
+    """What `vitreous.load` did with a file: `model.report`. Its repr is a text of a few lines.
 
     >>> report = vitreous.load("vitreous-mini").report
     >>> print(report)
@@ -69,7 +69,7 @@ class LoadReport:
         self.facts = tuple(note for note in self.facts if not note.startswith(f"{topic}:"))
         self.guesses = {name: guess for name, guess in self.guesses.items() if name != topic}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"{self.source}: {self.dialect} ({self.container}), {len(self.used)} tensors used"]
         reasons: dict[str, list[str]] = {}
         for name, reason in self.ignored.items():

@@ -22,12 +22,14 @@ from vitreous.training.config import TrainConfig
 from vitreous.training.outcome import Outcome
 from vitreous.training.run_directory import RunDirectory
 from vitreous.training.train import resume, train
+from vitreous.training.user_parts import PARTS
 from vitreous.utils.atomic import atomic_file
 from vitreous.utils.device import pick_device
 from vitreous.utils.json_files import dump_json, read_json
 
 # Settings that do not change what is trained: they are not part of a key.
 NOT_IN_KEY = ("out", "device", "workers", "save_minutes", "tensorboard", "wandb", "compare_with", "profile")
+CONTENT_FIELDS = {"start", *PARTS}  # name files whose content changes what is trained
 MAX_SLUG, KEY_LETTERS = 60, 10  # of the names of run directories
 ORPHAN_SECONDS = 5.0  # that processes of a killed sweep get to end
 
@@ -47,14 +49,14 @@ class CellTask:
     @property
     def name(self) -> str:
         """The name of the run directory: experiment, factors and seed, readable, and the key."""
-        factors = "-".join(str(value) for value in self.cell.factors.values())
+        factors = self.cell.label or "-".join(str(value) for value in self.cell.factors.values())
         text = re.sub(r"[^\w.+]+", "-", f"{self.experiment}-{factors}-seed{self.cell.seed}").strip("-")
         return f"{text[:MAX_SLUG].rstrip('-')}-{self.key[:KEY_LETTERS]}"
 
     @property
     def title(self) -> str:
         """For the progress display."""
-        factors = ", ".join(str(value) for value in self.cell.factors.values())
+        factors = self.cell.label or ", ".join(str(value) for value in self.cell.factors.values())
         return f"{self.experiment}: {factors or 'all'}, seed {self.cell.seed}"
 
     @property
@@ -69,7 +71,9 @@ class CellTask:
 def cell_key(cell: Cell, data: str, fingerprints: Mapping[str, str], version: int, hardware: str) -> str:
     """Return the hash of everything that the result of a cell depends on: settings, content of the data, measures,
     initial weights, version of the experiment and of this package, and the kind of device."""
-    config = {name: value for name, value in _given_settings(cell.config).items() if name not in NOT_IN_KEY}
+    config = {name: value for name, value in given_settings(cell.config).items() if name not in NOT_IN_KEY}
+    for name in CONTENT_FIELDS & config.keys():
+        config[name] = fingerprints.get(config[name], config[name])
     measures = []
     for measure in cell.measures:
         fields = measure.to_json()
@@ -87,7 +91,7 @@ def cell_key(cell: Cell, data: str, fingerprints: Mapping[str, str], version: in
     return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
-def _given_settings(config: TrainConfig | None) -> dict[str, Any]:
+def given_settings(config: TrainConfig | None) -> dict[str, Any]:
     """Return the settings that differ from the defaults of TrainConfig."""
     if config is None:
         return {}
@@ -112,7 +116,7 @@ def run_cell(task: CellTask) -> CellRecord:
     """Run a cell, and return its result or the reason why it has none. Only results are stored."""
     started = time.monotonic()
     cell = task.cell
-    settings = {name: value for name, value in _given_settings(cell.config).items() if name not in ("out", "device")}
+    settings = {name: value for name, value in given_settings(cell.config).items() if name not in ("out", "device")}
     try:
         outcome = None if cell.config is None else _trained(task)
         values, notes = _measured(task, outcome), outcome.selection if outcome else ()

@@ -34,6 +34,7 @@ class Cell:
     start: Cell | None = None  # the run starts from the weights of this cell
     data: str | None = None  # the run is trained on this data; None: on the pre-training data
     model: str | None = None  # measure this checkpoint; nothing is trained
+    label: str = ""  # its name in progress and directory names; "": the values of its factors
     alone: bool = False  # it measures time: no other cell may run at the same time
 
 

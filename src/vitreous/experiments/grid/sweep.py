@@ -17,7 +17,7 @@ from types import FrameType
 import torch
 
 from vitreous.data.workers import end_with_parent
-from vitreous.errors import format_count
+from vitreous.errors import VitreousError, format_count
 from vitreous.experiments.grid.cell_runs import CellTask, run_cell, stored_record
 from vitreous.experiments.grid.experiment import CellRecord
 from vitreous.training.signals import Stopped, StopSignals
@@ -38,6 +38,7 @@ class Sweep:
     work: Mapping[str, float]  # expected amount of work of each cell, for the time left
     reporter: ProgressReporter
     imports: Sequence[str] = ()  # import paths of experiments from files, for other processes
+    noun: str = "cell"  # in messages
     records: dict[str, CellRecord] = field(default_factory=dict)
 
     def run(self, jobs: int, devices: Sequence[str]) -> dict[str, CellRecord]:
@@ -49,11 +50,11 @@ class Sweep:
         if not waiting:
             return self.records
         if reused := len(self.records):
-            self.reporter.note(f"{format_count(reused, 'cell')} of {len(self.tasks)} are done already")
+            self.reporter.note(f"{format_count(reused, self.noun)} of {len(self.tasks)} are done already")
         for task in self.tasks.values():
             task.folder.mkdir(parents=True, exist_ok=True)
         progress = CellProgress(self, waiting)
-        with self.reporter.bar(f"{len(waiting)} cells", progress.total) as advance:
+        with self.reporter.bar(f"{len(waiting)} {self.noun}s", progress.total) as advance:
             progress.advance = advance
             try:
                 alone = [key for key in waiting if self.tasks[key].cell.alone]
@@ -66,7 +67,7 @@ class Sweep:
             except KeyboardInterrupt as stop:
                 number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
                 finished = [record for record in self.records.values() if not record.error]
-                done = f"{len(finished)} of {len(self.tasks)} cells are done"
+                done = f"{len(finished)} of {len(self.tasks)} {self.noun}s are done"
                 message = f"stopped: {done}, the others are saved; to continue, give the same command again"
                 raise Stopped(message, number) from None
         return self.records
@@ -181,10 +182,26 @@ class CellProgress:
 
     def _show(self, units: int) -> None:
         minutes = (time.monotonic() - self.started) / 60
-        rate = f", {self.ended / minutes:.1f} cells/min" if self.ended and minutes > 0 else ""
+        rate = f", {self.ended / minutes:.1f} {self.sweep.noun}s/min" if self.ended and minutes > 0 else ""
         names = "; ".join(self.sweep.tasks[key].title for key in self.running[:2])
         more = f" and {len(self.running) - 2} more" if len(self.running) > 2 else ""
-        self.advance(units, f"{self.ended} of {len(self.waiting)} cells{rate}", f"{names}{more}")
+        self.advance(units, f"{self.ended} of {len(self.waiting)} {self.sweep.noun}s{rate}", f"{names}{more}")
+
+
+def cell_devices(device: torch.device) -> list[str]:
+    """Return the devices that cells run on: all GPUs if the first one was chosen automatically."""
+    if device.type == "cuda" and device.index in (None, 0):
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return [str(device)]
+
+
+def refuse_in_new_process(function: str) -> None:
+    """Raise an error in a process that imports the script which started it, and would start processes again."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise VitreousError(
+            f"{function}(jobs=...) starts processes that import the script which called it: put the call under"
+            " if __name__ == '__main__':"
+        )
 
 
 # ---------------------------------------------------------------- processes

@@ -6,7 +6,6 @@ from typing import Any
 
 from vitreous.errors import VitreousError
 from vitreous.experiments.grid.experiment import Cell
-from vitreous.experiments.grid.settings import Setting
 from vitreous.models import zoo
 from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
@@ -18,12 +17,12 @@ OVERHEAD = 2e12  # FLOPs that take about as long as starting a run and measuring
 IMAGES = 40_000  # per epoch: the real number is not needed for a relative estimate
 
 
-def expected_work(cell: Cell, setting: Setting) -> float:
-    """Return the training FLOPs of a cell, approximately."""
+def expected_work(cell: Cell, images: int = IMAGES) -> float:
+    """Return the training FLOPs of a cell with this number of images per epoch, approximately."""
     if cell.config is None:
         return OVERHEAD
     try:
-        return OVERHEAD + training_flops(cell.config, IMAGES)
+        return OVERHEAD + training_flops(cell.config, images)
     except VitreousError:  # the settings are wrong: the run will say so
         return OVERHEAD
 

@@ -69,8 +69,9 @@ def cut_patches(images: Tensor, patch: tuple[int, int]) -> Tensor:
     h, w = patch
     rows, cols = images.shape[2] // h, images.shape[3] // w
     images = images[:, :, : rows * h, : cols * w]
-    patches = images.unflatten(2, (rows, h)).unflatten(4, (cols, w)).permute(0, 2, 4, 1, 3, 5)  # (B, r, c, C, h, w)
-    return patches.flatten(1, 2)
+    grid = images.unflatten(2, (rows, h)).unflatten(4, (cols, w)).permute(0, 2, 4, 1, 3, 5)  # (B, r, c, C, h, w)
+    patches: Tensor = grid.flatten(1, 2)
+    return patches
 
 
 def colour_classes(colours: Tensor) -> Tensor:

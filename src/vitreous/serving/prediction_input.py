@@ -1,4 +1,4 @@
-"""The images of `vitreous predict`: files, folders, patterns, a list of paths, or bytes from standard input."""
+"""The images to predict: files, folders, patterns, a list of paths, bytes from standard input, or images in memory."""
 
 import codecs
 import os
@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
 
-from vitreous.errors import VitreousError
+import numpy as np
+from PIL.Image import Image
+from torch import Tensor
+
+from vitreous.errors import VitreousError, brief
+from vitreous.preprocessing import ImageLike
 from vitreous.utils.regular_files import read_regular
 
 STDIN = "-"
@@ -19,7 +24,30 @@ IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # of the most frequent formats
 @dataclass(frozen=True)
 class PredictionInput:
     name: str  # for display
-    content: Path | bytes
+    content: ImageLike
+
+
+def image_inputs(images: object, paths_from: str | None = None) -> list[PredictionInput]:
+    """Return the images of the Python function: one image or several, in any form that `Preprocessing` accepts. Folders
+    and patterns stand for their images. An image that is given twice is predicted twice."""
+    from vitreous.data.image_files import find_images
+
+    if isinstance(images, np.ndarray | Tensor):
+        several: Sequence[object] = [images] if images.ndim < 4 else list(images)
+    else:
+        several = images if isinstance(images, list | tuple) else [images]
+    patterns = [] if paths_from is None else read_path_list(paths_from)
+    found: list[PredictionInput] = []
+    for number, image in enumerate([*several, *patterns]):
+        if isinstance(image, str | os.PathLike):
+            found += [PredictionInput(str(path), path) for path in find_images([Path(os.fsdecode(image))])]
+        elif isinstance(image, bytes | Image | np.ndarray | Tensor):
+            found.append(PredictionInput(f"image {number}", image))
+        else:
+            raise VitreousError(f"image {number}: expected a path, an image, an array or a tensor, got {brief(image)}")
+    if not found:
+        raise VitreousError("no images were given")
+    return found
 
 
 def collect_inputs(images: Sequence[str], paths_from: str | None = None) -> list[PredictionInput]:

@@ -14,10 +14,11 @@ from helpers import draw
 from runs import TINY_RUN, complete, config, kill_at, records, start
 from vitreous import TrainConfig, VitreousError, finetune, load, open_data, resume, runs, save, train
 from vitreous.data.options import UnlabelledReading
+from vitreous.fast.eligibility import TRAINING, ineligibility_reason
 from vitreous.models import VisionTransformer, ViTConfig
 from vitreous.models.masked import draw_corruption
 from vitreous.training.distributed import World
-from vitreous.training.engine import Engine
+from vitreous.training.engine import Engine, find_unknown_code
 from vitreous.training.loaders import build_loaders
 from vitreous.training.plan import make_plan
 from vitreous.training.trainer import build_engine
@@ -272,3 +273,33 @@ def test_start_from_a_labelled_model(folder: Path, tmp_path: Path) -> None:
     save(wrong, tmp_path / "map.safetensors")
     with pytest.raises(VitreousError, match=r"the weights to start from cannot be used: .*pool = 'map'"):
         train(folder, start=tmp_path / "map.safetensors", duration="2 steps", out=tmp_path / "no", quiet=True, **MASKED)
+
+
+def test_training_path(folder: Path) -> None:
+    """The fused kernels are for a ViT with a head; the model is compiled instead."""
+    engine, _ = new_engine(folder)
+    assert ineligibility_reason(engine.model, TRAINING) == "the model is a MaskedPatchModel, not a VisionTransformer"
+    assert find_unknown_code(engine.model) is None
+
+
+def test_without_validation_images_and_with_several_labels(folder: Path, tmp_path: Path) -> None:
+    paths = sorted(folder.rglob("*.jpg"))[:24]
+    rows = [f"{path},{'warm|red' if number % 2 else 'cold'}" for number, path in enumerate(paths)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,labels", *rows]))
+    common: dict[str, Any] = {"val_fraction": 0.0, "evaluate_every": None, "allow_outside_files": True}
+    outcome = train(tmp_path / "labels.csv", masked_config(tmp_path / "run", **common, duration="2 steps"), quiet=True)
+    assert outcome.result is None
+    assert load(tmp_path / "run").multi_label is False
+
+
+def test_comparison_of_runs(uninterrupted: tuple[Path, str], flat: Path, folder: Path, tmp_path: Path) -> None:
+    """The report shows losses, and says that those of other targets cannot be compared."""
+    changes = {"duration": "2 steps", "evaluate_every": "1 step", "compare_with": (str(uninterrupted[0]),)}
+    for target, compared in (("colour", False), ("pixels", True)):
+        out = tmp_path / target
+        train(flat, masked_config(out, patch_target=target, **changes), quiet=True)
+        report = (out / "report.html").read_text()
+        assert "Loss on validation images" in report
+        assert ("the losses cannot be compared" in report) == compared
+    with pytest.raises(VitreousError, match=r"has other classes \(none\) than this data \('blau', 'grün', 'rot'\)"):
+        train(folder, config(tmp_path / "no", **changes), quiet=True)

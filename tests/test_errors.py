@@ -70,9 +70,9 @@ def test_a_module_is_not_printed_in_full(call: Any) -> None:
     assert "Sequential" in str(error.value)
 
 
-def test_a_custom_module_cannot_be_trained() -> None:
+def test_a_model_in_a_config_is_named_by_text() -> None:
     with pytest.raises(VitreousError, match=r"model = a VisionTransformer: expected a name such as 'S/16'"):
-        vitreous.train("digits", model=MODEL)
+        TrainConfig().with_(model=MODEL)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,8 @@ def test_a_custom_module_cannot_be_trained() -> None:
         ("lr", "fast", "a number or None"),
         ("batch_size", 1.5, "an integer or None"),
         ("flip", 1, "True or False or None"),
-        ("optimiser", "adam", "one of 'adamw', 'sgd', 'muon', 'lamb' or None"),
+        ("optimiser", "adam", "one of 'adamw', 'sgd', 'muon', 'lamb', .*; did you mean 'adamw'.*"),
+        ("class_weights", "even", "one of 'none', 'balanced' or None"),
         ("betas", (0.9,), r"\(a number, a number\)"),
         ("freeze", "head", "a tuple in which each item is a string"),
     ],

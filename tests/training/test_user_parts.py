@@ -220,6 +220,20 @@ def test_a_checkpoint_of_an_own_model_is_loaded_with_its_code(tmp_path: Path) ->
     torch.testing.assert_close(model.features(images), plain.features(images), atol=0, rtol=0)
     assert model.labels == ("0", "1")
     assert outcome.result is not None
+    vitreous.save(model, tmp_path / "copy.safetensors")
+    again = vitreous.load(tmp_path / "copy.safetensors", model=Net)
+    torch.testing.assert_close(again(images), model(images), atol=0, rtol=0)
+    assert vitreous.accelerate(model).path.startswith("plain")
+    assert vitreous.predict(model, IMAGES[0], quiet=True)[0].label in ("0", "1")
+    for refuse in (
+        lambda: vitreous.save(model, tmp_path / "a.npz", to="google"),
+        lambda: vitreous.inspect(model, IMAGES[0]),
+        lambda: vitreous.explain(IMAGES[0], model=model),
+        lambda: vitreous.cost(model),
+        lambda: model.reset_head(3),
+    ):
+        with pytest.raises(VitreousError, match=r"own"):
+            refuse()
     assert str(tmp_path) not in json.dumps(SafetensorsFile(tmp_path / "run" / "best.safetensors").metadata)
     with pytest.raises(VitreousError, match=r"model of your own.*Net.*model=\.\.\."):
         vitreous.load(tmp_path / "run")
@@ -264,6 +278,7 @@ class NeedsMore(Plain):
         ({"model": Net(2, channels=3)}, r"expected input.*images \(2, 1, 8, 8\)"),
         ({"model": Plain, "width": 3}, "width = 3: describes another model"),
         ({"model": Plain, "start": "vitreous-mini"}, "model and start"),
+        ({"model": Plain, "lora": 4}, "lora = 4"),
         ({"model": Plain, "layer_decay": 0.5}, "layer_decay: the layers of a model of your own"),
         ({"model": Plain, "optimiser": "muon"}, "muon"),
         ({"model": Plain, "freeze": ("nothing",)}, "layers.1.weight|layers"),

@@ -56,7 +56,7 @@ class PredictionOutput:
     """Replace an existing CSV file, once the new one is complete."""
 
 
-def predict_command(
+def predict_command(  # noqa: PLR0913 (each is a flag or a group of flags)
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="")],
     /,
     *,
@@ -67,6 +67,7 @@ def predict_command(
     batches: Annotated[PredictOptions, tyro.conf.arg(name="device")] = PredictOptions(),
     heads: OptionalInt = None,
     preprocessing: PreprocessingName = None,
+    trust_code: Switch = False,
 ) -> None:
     """Classify images: print the most probable classes of each.
 
@@ -82,6 +83,7 @@ def predict_command(
             for its width.
         preprocessing: Preprocessing that the model was trained with, if the checkpoint does not contain it. Default:
             the usual one of its format.
+        trust_code: If MODEL is a run of a model of your own, import and run its code, from the file that the run names.
     """
     from vitreous.serving.predict import open_predictions
     from vitreous.serving.prediction_files import check_prediction_files, write_predictions
@@ -100,6 +102,7 @@ def predict_command(
         max_pixels=batches.max_pixels,
         heads=heads,
         preprocessing=preprocessing,
+        trust_code=trust_code,
         note=notes.append,
     )
     names = [one.name for one in inputs]

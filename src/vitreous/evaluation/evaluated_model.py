@@ -76,6 +76,9 @@ def open_model(
     """
     text = os.fsdecode(source)
     if trust_code and (code := user_model_of(source)) is not None:
+        for name, value in (("heads", heads), ("preprocessing", preprocessing)):
+            if value is not None:
+                raise VitreousError(f"{name}: cannot be given for a model of your own, as {text} is")
         custom = load(source, model=code, device=device)
         seen, selection = training_images_of(source), describe_selection(source)
         return EvaluatedModel(display_name(text), custom, (), seen, selection, seen is None)

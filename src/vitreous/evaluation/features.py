@@ -8,6 +8,7 @@ from torch import Tensor
 from vitreous.data.loading import EvalLoader
 from vitreous.errors import VitreousError
 from vitreous.models.custom import AnyModel
+from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer
 
 HEAD = -1  # the layer number of the representation before the head
@@ -58,7 +59,8 @@ def check_layer(model: AnyModel, layer: int) -> None:
     """Raise an error if the model does not have this block, or no single vector per image there."""
     if not isinstance(model, VisionTransformer):
         if layer != HEAD:
-            raise VitreousError(f"layer = {layer}: not a ViT; only the features before the head (-1) are available")
+            kind = "this is a BiT" if isinstance(model, BiT) else "this is a model of your own"
+            raise VitreousError(f"layer = {layer}: {kind}; only the features before its head (-1) are available")
         return
     if not HEAD <= layer < model.config.depth:
         raise VitreousError(

@@ -12,7 +12,7 @@ from vitreous.errors import VitreousError, brief
 from vitreous.evaluation.evaluated_model import EvaluatedModel, display_name, is_own_file, open_model
 from vitreous.evaluation.training_images import describe_selection, training_images_of
 from vitreous.models.base import Model
-from vitreous.models.standard import vitreous_model
+from vitreous.models.standard import unwrapped_model
 from vitreous.preprocessing import Preprocessing
 from vitreous.utils.device import pick_device
 from vitreous.weights.load import read_checkpoint
@@ -41,7 +41,7 @@ def model_argument(
         if not isinstance(model, str | os.PathLike):
             raise VitreousError(f"{what}: expected a model, or a path or name of one, got {brief(model)}")
         return open_model(model, model_device(model, device), heads, preprocessing, trust_code)
-    found = vitreous_model(model, what)
+    found = unwrapped_model(model, what)
     for name, value in (("heads", heads), ("preprocessing", preprocessing)):
         if value is not None:
             raise VitreousError(

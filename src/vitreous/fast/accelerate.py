@@ -20,7 +20,7 @@ from vitreous.fast.eligibility import BF16, CPU, FP8, ineligibility_reason
 from vitreous.models.base import Model
 from vitreous.models.checks import check_images
 from vitreous.models.cost import cost
-from vitreous.models.standard import HOOKS, vitreous_model
+from vitreous.models.standard import HOOKS, unwrapped_model
 from vitreous.models.vit import VisionTransformer, ViTConfig
 
 Precision = Literal["fp32", "bf16", "fp8"]
@@ -78,7 +78,7 @@ def accelerate(model: nn.Module, precision: Precision = "fp32") -> Accelerated:
     """
     if precision not in get_args(Precision):
         raise VitreousError(f"precision = {brief(precision)}: expected {', '.join(get_args(Precision))}")
-    model = vitreous_model(model, "accelerate")
+    model = unwrapped_model(model, "accelerate")
     device = next(model.parameters()).device
     if device.type == "cuda":
         return _accelerate_on_gpu(model, precision, device)

@@ -20,6 +20,7 @@ from torch.nn.modules import module as torch_module
 
 from vitreous.errors import VitreousError
 from vitreous.models.base import Model
+from vitreous.models.custom import CustomModel
 from vitreous.models.resnet import BiT, BiTConfig
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.models.zoo import build_model
@@ -78,7 +79,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def vitreous_model(model: nn.Module, what: str) -> Model:
-    """Return the Vitreous model without torch's wrappers. Raise for any other object; `what` names the caller."""
+    """Return the ViT or BiT without torch's wrappers. Raise for any other object; `what` names the caller."""
+    found = unwrapped_model(model, what)
+    if isinstance(found, CustomModel):
+        raise VitreousError(f"{what}: is for ViTs and BiTs of Vitreous, and {found.config.code} is a model of your own")
+    return found
+
+
+def unwrapped_model(model: nn.Module, what: str) -> Model:
+    """Return the model without torch's wrappers: a ViT, a BiT, or one of the user's own that a run has trained."""
     found = unwrapped(model)
     if isinstance(found, Model):
         return found

@@ -10,30 +10,23 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError, brief
-from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel, open_model
+from vitreous.evaluation.evaluated_model import RANDOM_PREFIX, EvaluatedModel
+from vitreous.evaluation.model_argument import ModelSource, model_argument
 from vitreous.inspection.forward_steps import forward_steps, require_tokens
 from vitreous.inspection.internals import patch_pixels
-from vitreous.models.base import Model
 from vitreous.models.checks import Grid
 from vitreous.preprocessing import ImageLike, Preprocessing
 from vitreous.reports.explain_page import ExplainedImage, render_explain_page
 from vitreous.reports.html_page import write_html
 from vitreous.utils.atomic import check_output
-from vitreous.utils.device import pick_device
 from vitreous.weights.model_info import labels_of
 
 PAGE = "explanation.html"
-# What to do with a model in memory instead of giving these arguments.
-OWN = {
-    "device": "move this one with model.to(...)",
-    "heads": "this one has model.config.heads",
-    "preprocessing": "set model.preprocessing",
-}
 
 
 def explain(  # noqa: PLR0913 (each is an option of the command)
     image: ImageLike,
-    model: Model | str | os.PathLike[str] = "vitreous-mini",
+    model: ModelSource = "vitreous-mini",
     *,
     out: str | os.PathLike[str] = PAGE,
     overwrite: bool = False,
@@ -41,7 +34,7 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
     layer: int | None = None,
     head: int | None = None,
     size: int | tuple[int, int] | None = None,
-    device: str | None = None,
+    device: str = "auto",
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
 ) -> Path:
@@ -56,11 +49,11 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
     - `head`: the attention head to show, counted from 1; default: the one with the largest attention weight for the
       patch
     - `size`: input size in pixels, one number or (height, width); default: that of the model
-    - `device`: where a model that is loaded runs: cpu, cuda ...; default: a GPU if there is one
+    - `device`: where a model that is loaded runs: cpu, cuda ...; auto: a GPU if there is one
     - `heads`, `preprocessing`: as in `vitreous.load`, for files that do not contain them
 
     Returns the path of the page. A model without patches (BiT) or an unreadable image raises a `VitreousError`, and so
-    do `device`, `heads` and `preprocessing` together with a model in memory, which has its own.
+    do `heads`, `preprocessing` and another `device` together with a model in memory, which has its own.
 
     >>> from sklearn.datasets import load_sample_image
     >>> page = vitreous.explain(load_sample_image("flower.jpg"), patch=(6, 7))
@@ -69,15 +62,7 @@ def explain(  # noqa: PLR0913 (each is an option of the command)
     """
     target = page_path(out)
     check_output(target, overwrite)
-    if isinstance(model, str | os.PathLike):
-        opened = open_model(model, pick_device(device or "auto"), heads, preprocessing)
-    else:
-        for name, value in (("device", device), ("heads", heads), ("preprocessing", preprocessing)):
-            if value is not None:
-                raise VitreousError(
-                    f"{name} = {brief(value)}: only for a model that is opened from a file or by name; {OWN[name]}"
-                )
-        opened = EvaluatedModel("model", model)  # type: ignore[arg-type]
+    opened = model_argument(model, "explain", device=device, heads=heads, preprocessing=preprocessing)
     return explain_evaluated(image, opened, target, patch=patch, layer=layer, head=head, size=size)
 
 

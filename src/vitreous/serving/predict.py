@@ -100,6 +100,7 @@ def predict(  # noqa: PLR0913 (keyword arguments, the same as the flags of the c
     max_pixels: int = MAX_PIXELS,
     heads: int | None = None,
     preprocessing: Preprocessing | str | None = None,
+    trust_code: bool = False,
     quiet: bool = False,
 ) -> Predictions:
     """Classify images. Returns `Predictions`: a sequence with a `Prediction` for each image.
@@ -108,6 +109,7 @@ def predict(  # noqa: PLR0913 (keyword arguments, the same as the flags of the c
     - `images`: one or several: files, folders, patterns, PIL images, and arrays or tensors of uint8; `paths_from`: a
       file with a list of paths. A damaged file gives a prediction with an `error`, and a warning
     - `top`: number of classes per image; `heads`, `preprocessing`: as in `vitreous.load`
+    - `trust_code`: run the code of a run of a model of your own
     - `csv`, `sort_into`: a table, and a folder for copies by class; `overwrite`: replace the table
     - `device`, `precision`, `batch_size`, `max_pixels`: as the flags of the command; `quiet`: print no notes
 
@@ -131,6 +133,7 @@ def predict(  # noqa: PLR0913 (keyword arguments, the same as the flags of the c
         max_pixels=max_pixels,
         heads=heads,
         preprocessing=preprocessing,
+        trust_code=trust_code,
         note=notes.add,
     )
     with opened as run, write_predictions(run, inputs, csv_path, folder, overwrite) as written:
@@ -169,13 +172,16 @@ def open_predictions(  # noqa: PLR0913 (the arguments of `predict`)
     max_pixels: int,
     heads: int | None,
     preprocessing: Preprocessing | str | None,
+    trust_code: bool,
     note: Callable[[str], object],
 ) -> Iterator[PredictionRun]:
     """Yield the predictions of the images, named as the inputs. `note` is called with notes about the model."""
     for name, value in (("top", top), ("batch_size", batch_size), ("max_pixels", max_pixels)):
         check_count(name, value)  # before a large checkpoint is read
     options = choose_inference_options(model_device(model, device), batch_size, None, precision, note)
-    evaluated = model_argument(model, "predict", device=options.device, heads=heads, preprocessing=preprocessing)
+    evaluated = model_argument(
+        model, "predict", device=options.device, heads=heads, preprocessing=preprocessing, trust_code=trust_code
+    )
     network = cast(Model, evaluated.model)
     for text in (*evaluated.notes, *_label_notes(network, model)):
         note(text)

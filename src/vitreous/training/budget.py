@@ -11,13 +11,12 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from vitreous.data.dataset import DataSet
-from vitreous.models import BiT, VisionTransformer
 from vitreous.models.masked import keyed_corruption
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
@@ -222,8 +221,7 @@ def _measure(
 ) -> tuple[float, float]:
     """Return the seconds per image in training and in evaluation."""
     model = build_initial_model(model_config, parts, config).to(device)
-    if config.finetuning.lora:
-        lora.add_adapters_(cast(VisionTransformer | BiT, model), config.finetuning)
+    lora.add_adapters_(model, config.finetuning)
     rates = config.finetuning.lr_candidates
     options = config.optimiser if config.optimiser.lr or not rates else replace(config.optimiser, lr=max(rates))
     build_run_optimisers(model, options, parts, fused=False)  # freezes parameters

@@ -17,7 +17,6 @@ from vitreous.data.loading import Batch
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.metrics import Result, Scores
-from vitreous.models.custom import CustomModel
 from vitreous.models.masked import MaskedPatchModel
 from vitreous.training import initial_weights, lora, state
 from vitreous.training.callbacks import Callbacks, TrainingRun
@@ -40,7 +39,6 @@ from vitreous.utils.console import printable
 from vitreous.utils.device import peak_memory
 from vitreous.utils.environment import program
 from vitreous.utils.progress import Advance, ProgressReporter
-from vitreous.weights.custom import save_custom
 from vitreous.weights.save import save as save_model
 
 
@@ -423,10 +421,7 @@ class TrainingLoop:
         model.report = initial_weights.origin_report(self.plan.facts.start, model.config)
         averaged = self.engine.ema.applied() if weights == "ema" and self.engine.ema is not None else nullcontext()
         with averaged, lora.merged_adapters(model):
-            if isinstance(model, CustomModel):
-                save_custom(model, path)
-            else:
-                save_model(model.encoder() if isinstance(model, MaskedPatchModel) else model, path)
+            save_model(model.encoder() if isinstance(model, MaskedPatchModel) else model, path)
         self.progress.weights[path.name] = state.file_digest(path)
 
     def save_last_as_best(self) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import VitreousError
 from vitreous.models import BiT, VisionTransformer
+from vitreous.models.custom import AnyModel, CustomModel
 from vitreous.training.config import Finetuning
 
 ADAPTED = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # in every block
@@ -45,13 +46,15 @@ class LoraLinear(nn.Module):
         return plain
 
 
-def add_adapters_(model: VisionTransformer | BiT, options: Finetuning) -> None:
+def add_adapters_(model: AnyModel, options: Finetuning) -> None:
     """Add adapters to a model and freeze everything except them and the head. With rank 0 the model is unchanged."""
     rank, alpha = options.lora, options.lora_alpha
     if rank == 0:
         if alpha is not None:
             raise VitreousError(f"lora_alpha = {alpha:g}: has no effect, since lora = 0 (there are no adapters)")
         return
+    if isinstance(model, CustomModel):
+        raise VitreousError(f"lora = {rank}: adapters are for the blocks of a ViT, and this is a model of your own")
     if isinstance(model, BiT):
         raise VitreousError(
             f"lora = {rank}: adapters are for the blocks of a ViT, and a BiT has none; train all of it (recipes paper"

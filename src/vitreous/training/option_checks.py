@@ -113,8 +113,6 @@ def check_unused_options(given: TrainConfig, config: TrainConfig, data: DataSet)
 
 def _check_own_code(given: TrainConfig, config: TrainConfig) -> None:
     """Raise an error for options that the user's own model or loss does not use."""
-    if is_user_code(config.architecture.model) and config.finetuning.lora:
-        raise VitreousError(f"lora = {config.finetuning.lora}: adapts weights of a ViT; the model is your own")
     if is_user_code(config.objective.loss):
         for name in ("label_smoothing", "class_weights"):
             if getattr(config.objective, name) not in (0, "none"):

@@ -12,7 +12,6 @@ import torch
 from vitreous.data.dataset import DataSet
 from vitreous.data.sampling import TrainingSampler
 from vitreous.errors import VitreousError, format_count
-from vitreous.models import BiT, VisionTransformer
 from vitreous.models.cost import cost
 from vitreous.models.custom import AnyModel, CustomConfig
 from vitreous.models.resnet import BiTConfig
@@ -177,8 +176,7 @@ def _check_buildable(config: TrainConfig, data: DataSet, model_config: AnyModelC
     # The user's own code may not run on the meta device.
     with torch.device("meta") if facts.parts.model is None else nullcontext():
         model = build_initial_model(model_config, facts.parts, config)
-        if config.finetuning.lora:
-            lora.add_adapters_(cast(VisionTransformer | BiT, model), config.finetuning)
+        lora.add_adapters_(model, config.finetuning)
         build_run_optimisers(model, options, facts.parts, fused=False)
     if config.finetuning.lora and not any(p.requires_grad for name, p in model.named_parameters() if "lora_" in name):
         raise VitreousError(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from signal import SIGINT
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError
-from vitreous.models import BiT, VisionTransformer
 from vitreous.models.masked import patch_tensors
 from vitreous.training import legs, lora, state
 from vitreous.training.engine import BatchPreparation, Engine
@@ -43,8 +41,7 @@ def build_engine(data: DataSet, plan: Plan, loaders: RunLoaders, weights: State 
         missing = patch_tensors(model.state_dict())  # weights of another pre-training do not have these
         model.load_state_dict({**missing, **weights})
         weights.clear()
-    if config.finetuning.lora:
-        lora.add_adapters_(cast(VisionTransformer | BiT, model), config.finetuning)
+    lora.add_adapters_(model, config.finetuning)
     model.preprocessing, model.labels, model.multi_label = plan.preprocessing, data.classes, data.multi_label
     model.to(plan.device)
     loss = build_run_loss(config, parts, data.train.labels, data.multi_label, plan.facts.classes, plan.device)

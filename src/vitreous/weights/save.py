@@ -9,6 +9,7 @@ import torch
 
 from vitreous.errors import VitreousError, VitreousWarning, refuse_url, summarize_names
 from vitreous.models.calibration import Calibration
+from vitreous.models.custom import CustomModel
 from vitreous.models.resnet import BiT
 from vitreous.models.vit import VisionTransformer, ViTConfig
 from vitreous.preprocessing import Preprocessing
@@ -17,6 +18,7 @@ from vitreous.utils.json_files import dump_json
 from vitreous.utils.sizes import Size, pair
 from vitreous.weights.checkpoint import Checkpoint
 from vitreous.weights.containers import SUFFIXES, write_tensors
+from vitreous.weights.custom import save_custom
 from vitreous.weights.dialect import Hints, WritePlan
 from vitreous.weights.dialect_names import DialectName
 from vitreous.weights.dialects import DIALECTS
@@ -30,11 +32,16 @@ FOLDER_FILES = ("model.safetensors", "config.json", "preprocessor_config.json") 
 
 
 def save(
-    model: VisionTransformer | BiT, path: str | os.PathLike[str], *, to: DialectName = "native", force: bool = False
+    model: VisionTransformer | BiT | CustomModel,
+    path: str | os.PathLike[str],
+    *,
+    to: DialectName = "native",
+    force: bool = False,
 ) -> tuple[str, ...]:
     """Write a model with its config, preprocessing and labels, so that `vitreous.load` returns the same model.
 
-    - `model`: a `VisionTransformer` or `BiT`. A new linear head is saved, with its number of classes
+    - `model`: a `VisionTransformer` or `BiT`. A new linear head is saved, with its number of classes. A model of your
+      own that `vitreous.load` returned is saved as native
     - `path`: of the .safetensors file. An existing file is replaced when the new file is complete
     - `to`: another dialect, as in `vitreous.convert`
     - `force`: write a model whose computation was changed, but not its tensors, as its config describes it, with a
@@ -49,6 +56,11 @@ def save(
     (128, 128)
     """
     _check_target(Path(path), to)
+    if isinstance(model, CustomModel):
+        if to != "native":
+            raise VitreousError(f"{to} cannot represent {model.config.code}, a model of your own: write it as native")
+        save_custom(model, Path(path))
+        return ()
     return _write_checkpoint(snapshot(model, force), path, to, force)
 
 

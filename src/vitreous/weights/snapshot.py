@@ -36,7 +36,7 @@ def snapshot(model: nn.Module, force: bool) -> Checkpoint:
     if not isinstance(model, nn.Module):
         raise VitreousError(f"save: expected a model from vitreous.load or vitreous.create, got {brief(model)}")
     inner = vitreous_model(_without_wrappers(model), "save")
-    assert isinstance(inner, VisionTransformer | BiT)  # there are no other models
+    assert isinstance(inner, VisionTransformer | BiT)
     inner = _with_head_classes(inner)
     changes = [str(difference) for difference in differences(inner) if difference.kind not in ALLOWED_DIFFERENCES]
     state = _state(inner, changes)

@@ -143,7 +143,7 @@ def _describe_selection(loop: TrainingLoop, split: str) -> tuple[str, ...]:
     return (
         f"last.safetensors, the weights of the last step, not selected with these images{stopped_early}",
         f"best.safetensors holds the {how} ({format_metric(metric, best.value)}); these images selected the weights, so"
-        " expect a lower value on new images",
+        f" expect a {'higher' if metric == 'loss' else 'lower'} value on new images",
         *learning_rate,
     )
 

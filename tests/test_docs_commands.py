@@ -76,6 +76,8 @@ def write_images(folder: Path) -> None:
     for place, name in enumerate(CLASSES):
         for number in range(36):  # enough for a test split and 25 shots
             write_image(folder / "photos" / name / f"{number:04}.jpg", 100 * place + number)
+        for number in range(10):
+            write_image(folder / "unsorted" / f"{name}-{number}.jpg", 5000 + 100 * place + number)
     shutil.copytree(folder / "photos", folder / "flowers")
     for place, name in enumerate(IMAGENET_CLASSES):
         for split in ("train", "val"):

@@ -93,3 +93,11 @@ def test_nan_loss_names_the_right_step(folder: Path, tmp_path: Path) -> None:
     options = {"lr": 1e30, "clip": None, "warmup": "0%", "ema": 0.0, "optimiser": "sgd", "device": "cuda"}
     with pytest.raises(VitreousError, match=r"NaN or infinite at step [0-4] "):
         train(folder, config(tmp_path / "run", **options, duration="200 steps"), quiet=True)
+
+
+@pytest.mark.parametrize("target", ["colour", "colours", "pixels"])
+def test_masked_patches(folder: Path, tmp_path: Path, target: str) -> None:
+    options: dict[str, Any] = {"objective": "masked-patches", "patch_target": target, "device": "cuda"}
+    outcome = train(folder, config(tmp_path / "run", **options, duration="20 steps"), quiet=True)
+    assert outcome.result.loss < (0.3 if target == "pixels" else 6.2)
+    assert not [r for r in records(tmp_path / "run", "event") if "continuing without" in r["text"]]  # no fallback

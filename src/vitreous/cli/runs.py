@@ -20,6 +20,7 @@ MAX_CELL = 28  # columns; longer cells are folded
 MAX_PATH = 50  # characters
 MAX_LISTED = 20  # damaged runs and groups of images
 MAX_SETTINGS = 40  # different settings
+RESULT_TITLES = {"top1": "accuracy", "map": "mAP", "loss": "loss"}
 Column = tuple[str, list[str]]
 CSV_COLUMNS = (
     *("name", "path", "data", "status", "detail", "metric", "value", "interval_low", "interval_high", "split"),
@@ -91,7 +92,9 @@ def _fixed_columns(rows: "Sequence[RunRow]") -> list[Column]:
 
     several = len({row.measured_on for row in rows if row.measured_on}) > 1
     metrics = {row.metric for row in rows if row.metric}
-    result = "mAP" if metrics == {"map"} else "accuracy" if metrics <= {"top1"} else "result"
+    result = (
+        RESULT_TITLES.get(metrics.copy().pop(), "result") if len(metrics) == 1 else "result" if metrics else "accuracy"
+    )
     bests = {row.best_metric for row in rows if row.best_value is not None}
     best = f"best val {bests.pop()}" if len(bests) == 1 else "best val"
     return [
@@ -126,7 +129,8 @@ def _result(row: "RunRow", several: bool, named: bool) -> str:
     """The result, with a letter for its images if there are several, and with the metric if there are several."""
     if row.value is None:
         return "-"
-    return " ".join(filter(None, (f"{row.value:.1%}", row.metric if named else "", row.measured_on if several else "")))
+    value = f"{row.value:.4f}" if row.metric == "loss" else f"{row.value:.1%}"
+    return " ".join(filter(None, (value, row.metric if named else "", row.measured_on if several else "")))
 
 
 def _best(row: "RunRow", named: bool) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from numpy import uint8
 from numpy.typing import NDArray
 from PIL import Image
@@ -77,6 +78,21 @@ class Subset(Source):
         return {name: value for name, value in vars(self).items() if name != "array"}
 
 
+@dataclass(frozen=True)
+class UnlabelledSubset(Subset):
+    """The images of a source at the given indices, without their labels: all are 0."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", torch.zeros(len(self.indices), dtype=torch.int64))
+
+
+def without_labels(source: Source) -> Source:
+    """The images of a source without their labels. Those of a subset remain a subset of the same source."""
+    if type(source) is Subset:
+        return UnlabelledSubset(source.source, source.indices)
+    return UnlabelledSubset(source, torch.arange(len(source)))
+
+
 @dataclass(frozen=True, repr=False)
 class DataSet:
     """A data set with up to three splits: `train`, `val` (to select models and settings) and `test` (measured once).
@@ -91,7 +107,7 @@ class DataSet:
     """
 
     name: str  # name for display: "digits", the name of the folder
-    classes: tuple[str, ...]  # names; labels are indices of them
+    classes: tuple[str, ...]  # names; labels are indices of them. Empty: the data is used without labels
     channels: int  # 1 if all images are grey, otherwise 3
     train: Source  # images to train on
     val: Source | None = None  # images to select models and settings

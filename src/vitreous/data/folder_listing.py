@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vitreous.data.class_level import choose_class_level
+from vitreous.data.options import Reading, UnlabelledReading
 from vitreous.data.raw_dataset import SPLITS, check_unknown_classes
 from vitreous.errors import VitreousError, format_count, summarize_names
 from vitreous.utils.file_kinds import describe_other_files, file_kind
 
+UNLABELLED = "images"  # the only class of images in folders that give no classes
 LAYOUT = "expected a folder for each class, as in cats/1.jpg and dogs/2.jpg, or train/ and val/ with such folders"
 
 
@@ -79,9 +81,36 @@ def assign_split_folders(folders: Sequence[str]) -> tuple[dict[str, str], list[s
 
 
 def assign_classes(
+    listings: dict[str, FolderListing], reading: Reading, notes: list[str]
+) -> tuple[tuple[str, ...], dict[str, FolderListing]]:
+    """The classes, and the splits that have images, grouped by class. Remarks for the user are added to `notes`.
+
+    If no labels are needed and the folders give no classes, all images are of one class.
+    """
+    found: list[str] = []
+    try:
+        classes, kept = _assign_class_folders(listings, reading.class_level, found)
+    except VitreousError:
+        train = listings["train"]
+        if not isinstance(reading, UnlabelledReading) or not (train.outside or any(train.images.values())):
+            raise
+        return (UNLABELLED,), _pool_images(listings, notes)
+    notes += found
+    return classes, kept
+
+
+def _pool_images(listings: dict[str, FolderListing], notes: list[str]) -> dict[str, FolderListing]:
+    """The splits that have images, all of one class."""
+    for listing in listings.values():
+        pooled = sorted([*listing.outside, *(path for files in listing.images.values() for path in files)])
+        listing.images, listing.outside = {UNLABELLED: pooled} if pooled else {}, []
+        notes += listing.notes()
+    return {split: listing for split, listing in listings.items() if listing.images}
+
+
+def _assign_class_folders(
     listings: dict[str, FolderListing], requested_level: int | None, notes: list[str]
 ) -> tuple[tuple[str, ...], dict[str, FolderListing]]:
-    """The classes, and the splits that have images, grouped by class. Remarks for the user are added to `notes`."""
     train = listings["train"]
     _check_images(train)
     chosen = choose_class_level(train.folder_counts(), requested_level)
@@ -109,11 +138,12 @@ def _check_images(train: FolderListing) -> None:
     if any(train.images.values()):
         return
     if train.outside:
-        raise VitreousError(f"{format_count(len(train.outside), 'image')}, but no class folders; {LAYOUT}")
-    if found := describe_other_files(sorted(train.other_files)):
+        found = f"{format_count(len(train.outside), 'image')}, but no class folders; {LAYOUT}"
+        raise VitreousError(f"{found}; pre-training without labels, --objective masked-patches, needs none")
+    if others := describe_other_files(sorted(train.other_files)):
         kinds = {file_kind(name) for name in train.other_files}
         advice = "".join(f"{kind.noun}: {kind.advice}; " for kind in kinds if kind is not None and len(kinds) == 1)
-        raise VitreousError(f"no images that can be read; there are {', '.join(found)}; {advice}{LAYOUT}")
+        raise VitreousError(f"no images that can be read; there are {', '.join(others)}; {advice}{LAYOUT}")
     raise VitreousError(f"no images in this folder; {LAYOUT}")
 
 

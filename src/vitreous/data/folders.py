@@ -15,7 +15,7 @@ from vitreous.data.folder_listing import (
     folder_class_name,
 )
 from vitreous.data.image_files import folder_identity, is_image, walk_folders
-from vitreous.data.options import Reading
+from vitreous.data.options import Reading, UnlabelledReading
 from vitreous.data.raw_dataset import RawDataset
 from vitreous.errors import VitreousError, summarize_names
 from vitreous.utils.file_kinds import is_system_file
@@ -27,7 +27,7 @@ def open_folder(root: Path, reading: Reading) -> RawDataset:
     parents = {folder_identity(folder) for folder in (root, *folders.values())}
     listings = {split: _list_classes(folder, parents, root) for split, folder in folders.items()}
     _check_single_folder(root, listings["train"], reading)
-    classes, listings = assign_classes(listings, reading.class_level, notes)
+    classes, listings = assign_classes(listings, reading, notes)
     sources = {}
     for split, listing in listings.items():
         labels, paths = class_paths(listing.images, classes)
@@ -85,7 +85,8 @@ def _images_below(folder: str, start: int, parents: Collection[tuple[int, int]],
 
 def _check_single_folder(root: Path, train: FolderListing, reading: Reading) -> None:
     """Raise an error for photos/photos/cats/1.jpg: the inner folder is the data set."""
-    if len(train.images) != 1 or train.title or reading.class_level is not None:
+    labelled = not isinstance(reading, UnlabelledReading)
+    if len(train.images) != 1 or train.title or reading.class_level is not None or not labelled:
         return
     (only,) = train.images
     if (root / only).is_dir():

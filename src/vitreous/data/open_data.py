@@ -15,12 +15,12 @@ import torch
 from vitreous.data import builtin, huggingface
 from vitreous.data.arrays import open_npz_dataset
 from vitreous.data.class_selection import check_class_selection, select_classes
-from vitreous.data.dataset import DataSet, Source, Subset
+from vitreous.data.dataset import DataSet, Source, Subset, without_labels
 from vitreous.data.encoded import EncodedSource
 from vitreous.data.folders import find_split_folders, open_folder, visible_entries
 from vitreous.data.image_files import heif_notes
 from vitreous.data.manifests import MANIFEST_SUFFIXES, open_manifest
-from vitreous.data.options import Reading
+from vitreous.data.options import Reading, UnlabelledReading
 from vitreous.data.parquet import find_parquet_files, open_parquet
 from vitreous.data.raw_dataset import RawDataset, check_unique_classes, common_folder
 from vitreous.data.shards import open_shards
@@ -287,16 +287,22 @@ def _to_dataset(raw: RawDataset, reading: Reading) -> DataSet:
     raw = select_classes(raw, reading)
     notes = list(raw.notes)
     train = raw.splits["train"]
-    _check_classes(raw, notes)
+    _check_classes(raw, notes, isinstance(reading, UnlabelledReading))
     notes += heif_notes(raw.splits.values())
     stored = {name: source for name, source in raw.splits.items() if len(source)}
     held_out, how = _hold_out(stored, reading, notes)
     splits = {**stored, **held_out}
+<<<<<<< HEAD
     if reading.train_fraction is not None:
         splits["train"] = _part_of(splits["train"], bool(held_out), reading, notes)
+=======
+    labelled = not isinstance(reading, UnlabelledReading)
+    if not labelled:
+        splits = {name: without_labels(source) for name, source in splits.items()}
+>>>>>>> main
     return DataSet(
         raw.name,
-        raw.classes,
+        raw.classes if labelled else (),
         _detect_channels(train, notes),
         splits["train"],
         splits.get("val"),
@@ -343,14 +349,17 @@ def _hold_out(stored: dict[str, Source], reading: Reading, notes: list[str]) -> 
     if not held_out:
         return {}, "" if "val" in stored else "no validation split"
     parts = [f"{100 * len(source) / len(train):.3g}% for {SPLIT_TITLES[name]}" for name, source in held_out.items()]
-    how = f"{' and '.join(parts)}, held out from train, stratified, seed {reading.split_seed}"
+    stratified = ", stratified" if train.labels.any() else ""  # with one class there is nothing to stratify
+    how = f"{' and '.join(parts)}, held out from train{stratified}, seed {reading.split_seed}"
     if fractions["test"] is None and not len(test):
         how += f"; no test split, which needs at least {MIN_IMAGES_FOR_TEST} images"
     return {"train": Subset(train, remaining), **held_out}, how
 
 
-def _check_classes(raw: RawDataset, notes: list[str]) -> None:
+def _check_classes(raw: RawDataset, notes: list[str], unlabelled: bool) -> None:
     labels = raw.splits["train"].labels
+    if unlabelled and len(labels):
+        return
     multi_label = labels.ndim == 2
     counts = labels.sum(0) if multi_label else torch.bincount(labels, minlength=len(raw.classes))
     present = [name for name, count in zip(raw.classes, counts.tolist(), strict=True) if count]

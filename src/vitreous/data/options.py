@@ -81,5 +81,11 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class UnlabelledReading(Reading):
+    """How data is read for training without labels: the data set has no classes, and images in folders that give no
+    classes are all used. Labels, if there are any, stratify the splits, so that these are those of a labelled run."""
+
+
+@dataclass(frozen=True)
 class RunReading(Reading):
     """How a run reads its data, to evaluate its model. `only_classes` has no effect on data that lacks one of them."""

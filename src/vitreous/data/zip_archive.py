@@ -131,7 +131,7 @@ def open_zip(path: Path, reading: Reading) -> RawDataset:
     prefixes = {split: (*top, name) for split, name in splits.items()} or {"train": top}
     listings = {split: _list_folder(content, folders, bool(splits)) for split, folders in prefixes.items()}
     notes = [*content.notes, *notes]
-    classes, listings = assign_classes(listings, reading.class_level, notes)
+    classes, listings = assign_classes(listings, reading, notes)
     pool, sources = FilePool([str(path)]), {}
     for split, listing in listings.items():
         labels, paths = class_paths(listing.images, classes)

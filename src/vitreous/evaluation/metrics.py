@@ -44,8 +44,8 @@ class Result:
     """The metrics of a model on some images. All shares are in 0..1."""
 
     images: int  # number of images
-    loss: float  # mean cross-entropy; binary cross-entropy for multi-label data
-    top1: float | None  # accuracy; None for multi-label data
+    loss: float  # mean cross-entropy; binary cross-entropy for multi-label data; or the loss of masked patches
+    top1: float | None  # accuracy; None for multi-label data and without labels
     top5: float | None  # None for fewer than six classes
     balanced: float | None  # balanced accuracy: mean recall of the classes that occur
     map: float | None  # mean average precision of the classes that occur; multi-label only
@@ -53,6 +53,7 @@ class Result:
     confusion: tuple[tuple[int, ...], ...] | None  # row: truth, column: prediction; None for multi-label data
     invalid: int = 0  # images with NaN logits; they count as wrong, and not as a prediction of any class
     calibration: float | None = None  # expected calibration error
+    patch_accuracy: float | None = None  # share of correct colours of masked patches; masked-patch pre-training only
 
     def __repr__(self) -> str:
         names = {"top1": "top-1", "top5": "top-5", "balanced": "balanced accuracy", "map": "mAP"}
@@ -68,8 +69,9 @@ class Result:
         return None if self.top1 is None else wilson_interval(self.top1, self.images)
 
     def summary(self) -> dict[str, float]:
-        """Return loss, top1, top5, balanced and map, without those that are None."""
-        numbers = {name: getattr(self, name) for name in ("loss", "top1", "top5", "balanced", "map")}
+        """Return loss, top1, top5, balanced, map and patch_accuracy, without those that are None."""
+        names = ("loss", "top1", "top5", "balanced", "map", "patch_accuracy")
+        numbers = {name: getattr(self, name) for name in names}
         return {name: value for name, value in numbers.items() if value is not None}
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +81,8 @@ class Result:
         values["interval"] = self.interval
         values["per_class"] = [asdict(score) for score in self.per_class]
         values["confusion"] = None if self.confusion is None else [list(row) for row in self.confusion]
+        if self.patch_accuracy is None:
+            del values["patch_accuracy"]
         return values
 
 

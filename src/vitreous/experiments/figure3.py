@@ -46,7 +46,8 @@ class TransferByData(Experiment):
     def table(self, records: CellRecords) -> ResultTable:
         curves = transfer_curves(records)
         columns, rows = curve_rows(curves)
-        notes = (*curves.notes(), *protocol_notes(records))
+        paper = "Paper: the ViTs of Table 5; the ResNets of its Figure 3 are not listed as numbers."
+        notes = (*curves.notes(), *protocol_notes(records), paper)
         return ResultTable(columns, rows, notes)
 
     def verdict(self, records: CellRecords) -> Verdict:

@@ -27,6 +27,7 @@ from vitreous.models.init import lecun_normal_, reset_head_, xavier_
 from vitreous.models.resnet import ResNet, ResNetConfig, recompute
 from vitreous.utils.sizes import Size, pair
 
+Corrupt = Callable[[Tensor], Tensor]  # from patch embeddings (B, N, D) to those that the encoder gets
 AUTO: Any = None  # the value follows from other fields: ViTConfig.__post_init__
 # Upper limits, far above any known ViT. Larger values are mistakes and would overflow.
 LIMITS = {"depth": 10_000, "width": 2**20, "mlp_dim": 2**22, "registers": 2**20, "representation_size": 2**20}
@@ -353,25 +354,29 @@ class VisionTransformer(Model):
         tables = {name: getattr(self, name) for name in position_shapes(self.config)}
         return position_table(self.config, tables, grid, like=self.patch_embed.proj.weight)
 
-    def embed(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Equation 1: tokens (B, T, D) in the order class, registers, patches; and the grid (rows, cols) of patches."""
+    def embed(self, images: Tensor, corrupt: Corrupt | None = None) -> tuple[Tensor, Grid]:
+        """Equation 1: tokens (B, T, D) in the order class, registers, patches; and the grid (rows, cols) of patches.
+        `corrupt` is applied to the patch embeddings, before positions are added."""
         first = self.patch_embed.proj if self.backbone is None else self.backbone.stem.conv
         check_images(images, self.config.channels, weight=first.weight)
         grid = self.config.grid_at((index(images.shape[2]), index(images.shape[3])))  # constants of a compiled graph
         if self.backbone is not None:
             images = self.backbone(images, self.checkpoint_activations)
         x = self.patch_embed(images)
+        x = x if corrupt is None else corrupt(x)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         x = torch.cat([*prefix, x], dim=1)
         if self.config.position_at == "stem" and (positions := self.positions(grid)) is not None:
             x = x + positions[0]
         return self.drop(x), grid
 
-    def encode(self, images: Tensor, visit: Callable[..., None] | None = None, last: int = -1) -> tuple[Tensor, Grid]:
+    def encode(
+        self, images: Tensor, visit: Callable[..., None] | None = None, last: int = -1, corrupt: Corrupt | None = None
+    ) -> tuple[Tensor, Grid]:
         """Equations 1 to 3, up to the layer `last`. `visit` is called with (layer, block, input, output, bias), and
-        for axial attention also with the grid, which the blocks get then too."""
+        for axial attention also with the grid, which the blocks get then too. `corrupt`: as in `embed`."""
         c = self.config
-        x, grid = self.embed(images)
+        x, grid = self.embed(images, corrupt)
         positions = None if c.position_at == "stem" else self.positions(grid)
         biases = None if self.rel_pos_embed is None else position_biases(c, self.rel_pos_embed, grid)
         lines = (grid,) if c.attention == "axial" else ()

@@ -70,7 +70,7 @@ def charts(history: History) -> list[Chart]:
     metric, name = _metric(history)
     found = [
         _chart(history, "Loss", "loss", "loss"),
-        _chart(history, name, "accuracy" if metric == "top1" else metric, metric, "percent"),
+        _chart(history, name, metric if metric == "map" else "accuracy", metric, "percent"),
         _chart(history, "Learning rate", "lr", steady=True),
         _chart(history, "Gradient norm", "grad_norm"),
         _chart(history, "Images per second", "images_per_second", from_zero=True),
@@ -90,7 +90,7 @@ def comparison_charts(names: Sequence[str], histories: Sequence[History]) -> lis
     x_name: Literal["epoch", "step"] = "epoch" if all(h.x_name == "epoch" for h in histories) else "step"
     curves: list[tuple[str, str, Sequence[Record]]] = []
     for number, (name, history) in enumerate(zip(names, histories, strict=True)):
-        if best := best_evaluation(history, metric):
+        if best := best_evaluation(history, metric) or best_evaluation(history, "loss"):
             curves.append((name, run_style(number), history.evaluations[best[1:3]]))
 
     def chart(title: str, key: str, kind: Kind) -> Chart:
@@ -105,8 +105,10 @@ def comparison_charts(names: Sequence[str], histories: Sequence[History]) -> lis
 
 def _metric(history: History) -> tuple[str, str]:
     """Key and title of the main metric."""
-    several = any(not np.isnan(column(group, "map")).all() for group in history.evaluations.values())
-    return ("map", "Mean average precision") if several else ("top1", "Accuracy")
+    for key, title in (("map", "Mean average precision"), ("patch_accuracy", "Accuracy of predicted colours")):
+        if any(not np.isnan(column(group, key)).all() for group in history.evaluations.values()):
+            return key, title
+    return "top1", "Accuracy"
 
 
 def best_evaluation(history: History, key: str) -> tuple[float, str, str, Record] | None:
@@ -117,7 +119,8 @@ def best_evaluation(history: History, key: str) -> tuple[float, str, str, Record
         for record in group
         if split != "test" and not math.isnan(number(record, key))
     ]
-    return max(found, key=lambda entry: (entry[0], -number(entry[3], "loss")), default=None)
+    sign = -1 if key == "loss" else 1
+    return max(found, key=lambda entry: (sign * entry[0], -number(entry[3], "loss")), default=None)
 
 
 def _chart(

@@ -21,6 +21,7 @@ from vitreous.reports.charts import draw_chart, swatch
 from vitreous.reports.class_tables import MAX_COUNTED, bar, class_table, confusions, percent
 from vitreous.reports.data_check_section import data_check_section
 from vitreous.reports.html_page import HtmlPage, Section, render_page, write_html
+from vitreous.reports.masked_pictures import MaskedPicture, masked_section
 from vitreous.reports.run_summary import RunSummary
 from vitreous.reports.training_curves import (
     History,
@@ -37,6 +38,7 @@ from vitreous.utils.progress import format_duration
 MAX_SIDE = 224  # pixels; larger images are downscaled
 TINY_SIDE = 64  # images up to this size are shown without smoothing
 MAX_EVENTS = 200
+METRICS = (("map", "mAP"), ("top1", "accuracy"), ("loss", "loss"))  # main metric of an evaluation: the first it has
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class TrainingReport:
     selection: Sequence[str] = ()  # which weights were measured, and how they were selected
     unreadable: int = 0  # images that could not be read
     check_command: str = ""  # command that checks the data
+    masked: Sequence[MaskedPicture] = ()  # predictions of masked patches
     advice: Sequence[tuple[str, str]] = ()  # reason and command of a change that may improve the result
 
 
@@ -104,8 +107,9 @@ def _sections(report: TrainingReport, history: History) -> list[tuple[str, str, 
         ("Notes", "Notes", _items(report.notes)),
         ("Comparison", "Comparison with other runs", _comparison(report.runs)),
         ("Curves", "Curves", _curves(history)),
+        ("Masked", "Masked patches", masked_section(report.masked, report.split)),
         ("Confusions", f"Confusions on {split}", confusions(result, report.classes) if result else ""),
-        ("Classes", f"Classes on {split}", class_table(result, report.classes) if result else ""),
+        ("Classes", f"Classes on {split}", class_table(result, report.classes) if result and result.per_class else ""),
         ("Worst", "Worst predictions", _cards(report.worst, "The images with the largest loss.")),
         ("Best", "Best predictions", _cards(report.best, "Correct predictions with the highest confidence.")),
         ("Check", "Data check", _data_check(report)),
@@ -138,12 +142,14 @@ def _tiles(report: TrainingReport, history: History) -> str:
             tiles.append((percent(result.calibration), f"{report.split} calibration error"))
         if result.invalid:
             tiles.append((f"{result.invalid:,}", "images with NaN predictions"))
-    for key, name in (("top1", "accuracy"), ("map", "mAP")):
+    for key, name in METRICS:
         if best := best_evaluation(history, key):
             value, split, weights, record = best
+            shown, end = (_loss(value), "lowest") if key == "loss" else (percent(value), "highest")
             place = f"{'EMA, ' if weights == 'ema' else ''}{history.x_name} {_number(number(record, history.x_name))}"
             count = sum(len(group) for group in history.evaluations.values())
-            tiles.append((percent(value), f"highest {split} {name} of {count} evaluations, selected ({place})"))
+            tiles.append((shown, f"{end} {split} {name} of {count} evaluations, selected ({place})"))
+            break
     speed, memory = column(history.train, "images_per_second"), column(history.train, "memory_bytes")
     if np.isfinite(speed).any():
         tiles.append((_number(float(np.nanmedian(speed))), "images per second"))
@@ -155,7 +161,11 @@ def _tiles(report: TrainingReport, history: History) -> str:
 
 def _metrics(result: Result) -> list[tuple[float, str]]:
     """Metrics to show. Top-5 is left out for few classes, and mean recall where it is close to the accuracy."""
-    shares = [(result.top1, "accuracy"), (result.map, "mean average precision")]
+    shares = [
+        (result.top1, "accuracy"),
+        (result.map, "mean average precision"),
+        (result.patch_accuracy, "accuracy of the colours of masked patches"),
+    ]
     if len(result.per_class) > MAX_COUNTED:
         shares.append((result.top5, "top-5 accuracy"))
     if result.balanced is not None and abs(result.balanced - (result.top1 or 0.0)) >= 0.005:
@@ -168,7 +178,8 @@ def _comparison(runs: Sequence[RunSummary]) -> str:
     if not runs:
         return ""
     histories = [History.of(run.records) for run in runs]
-    metric = "mAP" if any(best_evaluation(history, "map") for history in histories) else "accuracy"
+    found = (name for key, name in METRICS if any(best_evaluation(history, key) for history in histories))
+    metric = next(found, "accuracy")
     columns = [
         (*_best_result(run, history), *_length(history), run.initial_weights)
         for run, history in zip(runs, histories, strict=True)
@@ -200,10 +211,14 @@ def _best_result(run: RunSummary, history: History) -> tuple[str, str, str]:
     other = "" if run.same_images else ", other images than those of this run"
     if (result := run.result) is not None:
         value = result.top1 if result.top1 is not None else result.map
+        shown = _loss(result.loss) if not result.per_class else "-" if value is None else percent(value)
         interval = "-" if result.interval is None else format_interval(result.interval)
-        return ("-" if value is None else percent(value)), interval, f"{result.images:,} {run.split} images{other}"
-    best = best_evaluation(history, "top1") or best_evaluation(history, "map")
-    return (percent(best[0]), "-", f"{best[1]} images, best so far{other}") if best else ("-", "-", "no evaluation yet")
+        return shown, interval, f"{result.images:,} {run.split} images{other}"
+    for key, _ in METRICS:
+        if best := best_evaluation(history, key):
+            shown = _loss(best[0]) if key == "loss" else percent(best[0])
+            return shown, "-", f"{best[1]} images, best so far{other}"
+    return "-", "-", "no evaluation yet"
 
 
 def _length(history: History) -> tuple[str, str]:

@@ -136,12 +136,12 @@ def images_of_run(run: Path) -> list[InputImage]:
     """Return images that a run was evaluated on: the first of each class, at most as many as the page shows."""
     description = RunDirectory.open(run).description()
     try:
-        data = open_data(description["data"], TrainConfig.from_flat(description["config"]).reading)
+        data = open_data(description["data"], TrainConfig.from_flat(description["config"]).data_reading)
     except (VitreousError, KeyError) as error:
         raise VitreousError(f"the images of {run} cannot be opened ({error}); give others after the model") from error
     source = data.test or data.val or data.train
     labels, chosen = source.labels, list(range(min(MAX_IMAGES, len(source))))
-    if labels.ndim == 1:
+    if labels.ndim == 1 and data.classes:
         first_of_class = [int((labels == label).nonzero()[0, 0]) for label in labels.unique().tolist()]
         chosen = sorted(first_of_class)[:MAX_IMAGES]
     return [InputImage(Path(source.name(i)).name, source.image(i)) for i in chosen]

@@ -135,6 +135,8 @@ def give_advice(
         return ()
     start = _Command.of_run(description, plan.config)
     check = _check_command(description["data"], plan.config)
+    if not data.classes:  # the other rules are about labels and accuracy
+        return (*_larger_budget(plan, start), *_more_epochs(plan, outcome, records))
     rules = (
         _larger_budget(plan, start),
         _better_weights(plan, start),

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from vitreous.data.dataset import DataSet
+from vitreous.models.masked import keyed_corruption
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.training import defaults, durations, lora
@@ -25,7 +26,7 @@ from vitreous.training.defaults import Choice
 from vitreous.training.distributed import World
 from vitreous.training.facts import Facts
 from vitreous.training.user_parts import AnyModelConfig, UserParts, build_initial_model, build_run_optimisers
-from vitreous.utils.device import pick_device, pick_precision
+from vitreous.utils.device import float64_device, pick_device, pick_precision
 from vitreous.utils.sizes import pair
 
 DEFAULT_BUDGET = "10 min"
@@ -219,16 +220,18 @@ def measure_speed(
     parts: UserParts,
 ) -> tuple[float, float]:
     """Return the seconds per image in training and in evaluation."""
-    model = build_initial_model(model_config, parts, config.run.seed).to(device)
+    model = build_initial_model(model_config, parts, config).to(device)
     lora.add_adapters_(model, config.finetuning)
     rates = config.finetuning.lr_candidates
     options = config.optimiser if config.optimiser.lr or not rates else replace(config.optimiser, lr=max(rates))
     build_run_optimisers(model, options, parts, fused=False)  # freezes parameters
     count = min(micro_batch, MEASURED_IMAGES if device.type == "cpu" else 8 * MEASURED_IMAGES)
+    keys = torch.arange(count, device=float64_device(device))
     images = torch.zeros(count, model_config.channels, *pair(model_config.image_size), device=device)
 
     def forward(model: nn.Module) -> torch.Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+        with autocast, keyed_corruption(model, keys):  # the latter for a model that predicts masked patches
             logits: torch.Tensor = model(images)
         return logits.float().square().mean()
 

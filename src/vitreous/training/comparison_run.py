@@ -40,9 +40,10 @@ def _check_comparable(path: str, classes: Sequence[str], own: RunDirectory) -> N
     if not isinstance(theirs, list):
         raise VitreousError(f"compare_with: {path} does not list its classes; an older version of Vitreous wrote it")
     if set(map(str, theirs)) != set(classes):
+        names = [summarize_names(some, 3) or "none" for some in (theirs, classes)]
         raise VitreousError(
-            f"compare_with: {path} has other classes ({summarize_names(theirs, 3)}) than this data"
-            f" ({summarize_names(classes, 3)}), so the two cannot be compared"
+            f"compare_with: {path} has other classes ({names[0]}) than this data ({names[1]}), so the two cannot be"
+            " compared"
         )
 
 
@@ -65,6 +66,8 @@ def compared_runs(
         if description.get("fingerprint") != own["fingerprint"] or not same_content:
             notes.append(f"{theirs.name} was trained and evaluated on other images than this run")
             theirs = replace(theirs, same_images=False)
+        if any(description["config"].get(name) != own["config"].get(name) for name in ("patch_target", "mask_ratio")):
+            notes.append(f"{theirs.name} predicts something else of masked patches: the losses cannot be compared")
         runs.append(theirs)
         descriptions.append(description)
     if len(runs) == 1:

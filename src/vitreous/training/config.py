@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from vitreous.data.options import Augmentation, Reading
+from vitreous.data.options import Augmentation, Reading, UnlabelledReading
 from vitreous.errors import VitreousError, VitreousWarning, brief
 from vitreous.training.durations import with_unit
 from vitreous.utils.annotations import describe_annotation, matches_annotation
@@ -83,8 +83,16 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss function."""
+    """What the model learns, and the loss function."""
 
+    objective: Literal["classification", "masked-patches"] = "classification"
+    """classification: predict the labels. masked-patches: predict patches whose embeddings are masked, which needs no
+    labels; the result is an encoder without a head, for fine-tuning (--from)."""
+    patch_target: Literal["colour", "colours", "pixels"] = "colour"
+    """What masked-patches predicts of a patch. colour: its mean colour, 3 bits per channel. colours: those of 4x4
+    cells. pixels: all pixels, with the squared error."""
+    mask_ratio: float = 0.5
+    """Fraction of the patches that masked-patches corrupts."""
     loss: Literal["softmax", "sigmoid"] | str | None = None
     """softmax: cross-entropy, one label per image. sigmoid: binary cross-entropy per class, one or several labels.
     file.py:NAME: a function or class of your own."""
@@ -237,6 +245,16 @@ class TrainConfig:
     schedule: Schedule = field(default_factory=Schedule)
     finetuning: Finetuning = field(default_factory=Finetuning)
     run: Run = field(default_factory=Run)
+
+    @property
+    def masks_patches(self) -> bool:
+        """Whether the objective is masked-patch prediction, which needs no labels."""
+        return self.objective.objective == "masked-patches"
+
+    @property
+    def data_reading(self) -> Reading:
+        """How the data of the run is opened."""
+        return UnlabelledReading(**vars(self.reading)) if self.masks_patches else self.reading
 
     def __repr__(self) -> str:
         """Return the fields that differ from the defaults, as arguments of `with_`."""

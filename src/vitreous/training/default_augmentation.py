@@ -21,6 +21,10 @@ def default_augmentation(config: TrainConfig, facts: Facts) -> Rules:
         for name, off in NO_AUGMENTATION.items():
             yield name, off, "off: the augmentation is your own"
     yield from _crops(given, facts)
+    if config.masks_patches:
+        yield "flip", not facts.may_be_text, f"off: {LETTERS}" if facts.may_be_text else "a flipped image is as likely"
+        yield from _without_colour_changes(given)
+        return
     changed, same = f"off: {LETTERS}, which flips change", "a flipped image usually shows the same class"
     yield "flip", not facts.may_be_text, changed if facts.may_be_text else same
     strong, enough = many and not facts.tiny and not facts.may_be_text, count_reason(facts, FEW_IMAGES)
@@ -66,6 +70,19 @@ def _jitter(facts: Facts, strong: bool, varied: bool) -> Rules:
         yield "jitter", 0.0, "off: RandAugment changes colours" if varied else default
     else:
         yield "jitter", 0.2, "light and colours vary between images"
+
+
+def _without_colour_changes(given: Augmentation) -> Rules:
+    """For masked patches, whose colours are predicted."""
+    colours, unlabelled = "off: it changes the colours, which are predicted", "off: there are no labels to mix"
+    yield "randaugment", 0, colours
+    varied = bool(given.randaugment)
+    yield "magnitude", 5.0 if varied else 0.0, "half of the maximum of 10" if varied else "RandAugment is off"
+    yield "three_augment", False, colours
+    yield "jitter", 0.0, colours
+    yield "erase", 0.0, "off by default"
+    yield "mixup", 0.0, unlabelled
+    yield "cutmix", 0.0, unlabelled
 
 
 def _off_reason(facts: Facts, letters: str = "", mixes: bool = False) -> str:

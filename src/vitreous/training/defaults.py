@@ -18,7 +18,7 @@ from vitreous.training import durations, initial_weights
 from vitreous.training.config import Architecture, TrainConfig
 from vitreous.training.default_augmentation import Rules, default_augmentation
 from vitreous.training.facts import FEW_IMAGES, Facts, count_reason
-from vitreous.training.paper_settings import PAPER_WARMUP, TABLE_4
+from vitreous.training.paper_settings import PAPER_MASKED_LR, PAPER_MASKED_WIDTH, PAPER_WARMUP, TABLE_4
 from vitreous.training.user_parts import AnyModelConfig, UserModel
 from vitreous.utils.sizes import pair
 
@@ -54,6 +54,8 @@ def choose_start(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, list[C
         if given.start not in (None, FROM_SCRATCH):
             raise VitreousError("model and start: a model of your own brings its weights; leave out start (--from)")
         return config.with_(start=None), []
+    if config.masks_patches and given.start is None:
+        return config, [Choice("start", None, "random weights: masked-patches learns them without labels")]
     if given.start is not None:
         return (config.with_(start=None) if given.start == FROM_SCRATCH else config), []
     if (why := _why_random_weights(given, facts)) is not None:
@@ -88,6 +90,9 @@ def choose_defaults(config: TrainConfig, facts: Facts) -> tuple[TrainConfig, lis
 
 
 def _objective(config: TrainConfig, facts: Facts) -> Rules:
+    if config.masks_patches:
+        yield "best_by", "loss", "of the predictions of masked patches"
+        return
     if facts.multi_label:
         yield "loss", "sigmoid", "an image may have several labels"
         yield "label_smoothing", 0.0, "not used with several labels"
@@ -276,7 +281,8 @@ def _schedule(config: TrainConfig, facts: Facts) -> Rules:
         epochs = 30 if facts.images < 10_000 else 20 if facts.images < 100_000 else 10
         yield "duration", f"{epochs} epochs", f"shorter than from scratch, since {facts.start.name} is trained already"
     yield "schedule", "cosine", "a smooth decay that needs no further settings"
-    unstable = "the first steps of a new model are unstable" if facts.start is None else "the new head is untrained"
+    untrained = "the layer that predicts patches may be new" if config.masks_patches else "the new head is untrained"
+    unstable = "the first steps of a new model are unstable" if facts.start is None else untrained
     yield "warmup", "10%", unstable
 
 
@@ -289,6 +295,10 @@ def _optimiser(config: TrainConfig, facts: Facts) -> Rules:
 
 def _learning_rate_and_decay(config: TrainConfig, facts: Facts) -> Rules:
     yield "optimiser", "adamw", "works well without tuning"
+    if config.masks_patches and (config.optimiser.optimiser or "adamw") == "adamw":
+        yield "weight_decay", 0.0, "off, as in the paper for masked patches"
+        if getattr(make_model_config(config, facts), "width", 0) >= PAPER_MASKED_WIDTH:
+            yield "lr", PAPER_MASKED_LR, "as in the paper for masked patches"
     kind, batch = config.optimiser.optimiser or "adamw", config.schedule.batch_size or 128
     lr = _learning_rate(config, facts, kind)
     lr = lr if batch <= 512 else lr * (batch / 512) ** 0.5

@@ -21,6 +21,7 @@ from vitreous.fast.eligibility import TRAINING, ineligibility_reason
 from vitreous.models.cost import cost
 from vitreous.models.custom import CustomModel
 from vitreous.models.drop import keyed_drops
+from vitreous.models.masked import keyed_corruption
 from vitreous.models.standard import Structure, differences, hooked, is_compiled
 from vitreous.models.vit import VisionTransformer
 from vitreous.training.captured_pass import CapturedPass
@@ -28,6 +29,7 @@ from vitreous.training.distributed import World
 from vitreous.training.optim.ema import Ema
 from vitreous.training.optim.losses import Loss
 from vitreous.training.optim.optimisers import Optimisers, clip_gradients_
+from vitreous.training.optim.patch_targets import PatchTargets
 from vitreous.training.optim.user_loss import UserLoss
 from vitreous.training.user_augment import UserAugment
 from vitreous.utils.sizes import pair
@@ -47,13 +49,14 @@ class BatchPreparation:
     std: Tensor
     loss: Loss
     user_augment: UserAugment | None = None
+    patch_targets: PatchTargets | None = None  # of masked-patch prediction; they take the place of the labels
 
     @property
     def only_normalises(self) -> bool:
         """Whether images are only normalised: workers have cropped them, and no other augmentation is on."""
         o = self.options
         augmentations = (o.shift, o.randaugment, o.three_augment, o.jitter, o.erase, o.mixup, o.cutmix)
-        return self.cropper.cached is None and not any(augmentations) and self.user_augment is None
+        return self.cropper.cached is None and not any((*augmentations, self.user_augment, self.patch_targets))
 
     def __call__(
         self, rows: Tensor, labels: Tensor, keys: Tensor, size: tuple[int, int] | None = None
@@ -64,6 +67,8 @@ class BatchPreparation:
             images = self.user_augment(images, keys)
         if self.options.mixup or self.options.cutmix:
             images, labels = mix(images, self.loss.dense_targets(labels), keys, self.options)
+        if self.patch_targets is not None:
+            labels = self.patch_targets(images, keys)
         return images.div(255).sub_(self.mean).div_(self.std), labels
 
 
@@ -245,12 +250,9 @@ class Engine:
     def _forward_backward(self, rows: Tensor, labels: Tensor, keys: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and the number of correct predictions; the gradients are in the parameters."""
         images, targets = (tensor.to(self.device) for tensor in self.prepare(rows, labels, keys, self.size))
-        with keyed_drops(self.model, keys):
+        with keyed_drops(self.model, keys), keyed_corruption(self.model, keys):
             logits, losses = self._logits_and_losses(images, targets, batch_size)
-        if targets.dtype == torch.bool:  # several labels: a prediction is not simply right or wrong
-            return losses.sum(), torch.zeros((), device=self.device)
-        truth = targets if targets.ndim == 1 else targets.argmax(1)
-        return losses.sum(), (logits.argmax(1) == truth).sum()
+        return losses.sum(), self.loss.right(logits, targets).sum()
 
     def _logits_and_losses(self, images: Tensor, targets: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
         """Forward and backward by the fast path. If it fails, both are repeated by the plain model, which is used from

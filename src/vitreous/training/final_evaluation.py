@@ -13,12 +13,18 @@ from vitreous.evaluation.evaluation_images import find_unseen
 from vitreous.evaluation.extremes import Example, Extremes
 from vitreous.evaluation.metrics import Result, Scores
 from vitreous.evaluation.training_images import SeenImages
+from vitreous.models import VisionTransformer
 from vitreous.models.base import Model
 from vitreous.models.custom import CustomConfig
+from vitreous.models.masked import from_encoder
+from vitreous.reports.masked_pictures import MaskedPicture
 from vitreous.training import legs, lr_search, state
 from vitreous.training.advice import give_advice
+from vitreous.training.distributed import World
 from vitreous.training.log_format import format_metric
 from vitreous.training.loop import TrainingLoop
+from vitreous.training.masked_patches import evaluate_patches, masked_pictures, patch_targets
+from vitreous.training.optim.patch_targets import PatchLoss
 from vitreous.training.outcome import Outcome, write_outcome
 from vitreous.training.run_report import print_outcome, write_run_report
 from vitreous.utils.environment import program
@@ -39,6 +45,7 @@ def finish_run(data: DataSet, loop: TrainingLoop) -> Outcome:
     loader, remarks = _select_images(data, loop, split)
     result: Result | None = None
     examples: tuple[list[Example], list[Example]] = ([], [])
+    pictures: list[MaskedPicture] = []
     loop.world.barrier()  # the main process has written the weights
     if loader is not None and loop.world.is_main:
         path = directory.best if split == "test" else directory.last
@@ -46,14 +53,19 @@ def finish_run(data: DataSet, loop: TrainingLoop) -> Outcome:
             raise VitreousError(
                 f"{path} was changed after it was written; {program()} train --resume {directory.path} restores it"
             )
-        result, examples = _evaluate_file(path, replace(loader, rank=0, ranks=1), loop, split)
+        everywhere = replace(loader, rank=0, ranks=1)
+        if plan.config.masks_patches:
+            result, pictures = _evaluate_patch_file(path, everywhere, loop, split)
+        else:
+            result, examples = _evaluate_file(path, everywhere, loop, split)
     run_legs = legs.read_legs(directory.description())
     best_leg = loop.progress.best.leg if loop.progress.best else None
     selection = (*_describe_selection(loop, split), *legs.describe_legs(run_legs, best_leg, split), *remarks)
     outcome = Outcome(directory.path, split, result, loop.progress.step, loop.progress.seconds, selection, run_legs)
     if loop.world.is_main:
         advice = give_advice(data, plan, directory.description(), outcome, directory.records(), examples[1])
-        write_run_report(data, plan, directory, outcome, examples, loader.source if loader else data.train, advice)
+        source = loader.source if loader else data.train
+        write_run_report(data, plan, directory, outcome, examples, source, advice, pictures)
         write_outcome(directory, outcome, loop.progress.best)
         directory.complete()
         print_outcome(plan, directory, outcome, reporter, advice)
@@ -90,6 +102,19 @@ def _evaluate_file(
     return scores.result(), extremes.result()
 
 
+def _evaluate_patch_file(
+    path: Path, loader: EvalLoader, loop: TrainingLoop, split: str
+) -> tuple[Result, list[MaskedPicture]]:
+    """Evaluate the file of a masked-patch pre-training in fp32, and draw some of its predictions."""
+    config, encoder = loop.plan.config, load(path, device=loop.plan.device)
+    assert isinstance(encoder, VisionTransformer)
+    assert isinstance(loop.eval_loss, PatchLoss)
+    model, targets = from_encoder(encoder, config.objective.mask_ratio), patch_targets(config, encoder.config)
+    with loop.reporter.bar(f"evaluating on {split}", len(loader.indices)) as advance:
+        result = evaluate_patches(model, model, loader, targets, loop.eval_loss, World(), advance)
+    return result, masked_pictures(model, loader, targets)
+
+
 def _describe_selection(loop: TrainingLoop, split: str) -> tuple[str, ...]:
     """How the evaluated weights, best.safetensors and the learning rate were selected: one sentence each.
 
@@ -118,7 +143,7 @@ def _describe_selection(loop: TrainingLoop, split: str) -> tuple[str, ...]:
     return (
         f"last.safetensors, the weights of the last step, not selected with these images{stopped_early}",
         f"best.safetensors holds the {how} ({format_metric(metric, best.value)}); these images selected the weights, so"
-        " expect a lower value on new images",
+        f" expect a {'higher' if metric == 'loss' else 'lower'} value on new images",
         *learning_rate,
     )
 

@@ -15,6 +15,7 @@ from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
 from vitreous.preprocessing import Preprocessing
 from vitreous.training.config import Architecture, TrainConfig
+from vitreous.training.masked_patches import fitting_patch_tensors, patch_targets
 from vitreous.utils.sizes import pair
 from vitreous.weights.checkpoint_files import WEIGHT_FILES, is_name
 from vitreous.weights.load import read_checkpoint
@@ -83,7 +84,8 @@ def source_name(source: str) -> str:
 
 
 def load_initial_weights(config: TrainConfig, classes: int) -> tuple[InitialWeights, State]:
-    """Load the model of `config.architecture.start` with a new head of zeros, resized to `image_size` if given."""
+    """Load the model of `config.architecture.start` with a new head of zeros, resized to `image_size` if given. For
+    masked-patch pre-training (0 classes), with the mask token and the layer that predicts patches, if it has them."""
     requested, source = config.architecture, config.architecture.start or ""
     if not source.strip():
         raise VitreousError(
@@ -99,6 +101,7 @@ def load_initial_weights(config: TrainConfig, classes: int) -> tuple[InitialWeig
             dtype=torch.float32,
         )
         _check_trainable(loaded.config)
+        targets = patch_targets(config, loaded.config) if config.masks_patches else None
     except VitreousError as error:
         raise VitreousError(f"the weights to start from cannot be used: {error}") from error
     name, report = source_name(source), loaded.report
@@ -106,7 +109,11 @@ def load_initial_weights(config: TrainConfig, classes: int) -> tuple[InitialWeig
     model, state = loaded.config, loaded.state
     if requested.image_size is None:
         model, state = _at_preprocessing_size(model, state, loaded.preprocessing)
-    notes = (*report.about("source", "preprocessing"), *([report.guessed] if report.guessed else []))
+    notes = [*report.about("source", "preprocessing"), *([report.guessed] if report.guessed else [])]
+    if targets is not None:
+        own = fitting_patch_tensors(loaded.extras, targets, model)
+        state |= own
+        notes += [] if "patch_head.bias" in own else ["a new layer that predicts masked patches is trained"]
     guesses = tuple(f"{name}: {note}" for note in notes)
     digest = tensors_digest(state)
     origin = {**report.origin, "source": name}

@@ -17,14 +17,17 @@ from vitreous.data.loading import Batch
 from vitreous.errors import VitreousError
 from vitreous.evaluation.evaluate import score
 from vitreous.evaluation.metrics import Result, Scores
+from vitreous.models.masked import MaskedPatchModel
 from vitreous.training import initial_weights, lora, state
 from vitreous.training.callbacks import Callbacks, TrainingRun
 from vitreous.training.distributed import World
 from vitreous.training.engine import Engine, StepResult
 from vitreous.training.loaders import RunLoaders
 from vitreous.training.log_format import explain_out_of_memory, format_line, format_metric
+from vitreous.training.masked_patches import evaluate_patches, patch_targets
 from vitreous.training.metric_loggers import MetricLogger
 from vitreous.training.optim.losses import Loss
+from vitreous.training.optim.patch_targets import PatchLoss
 from vitreous.training.optim.schedules import LearningRateSchedule
 from vitreous.training.optim.user_optimiser import UserOptimisers
 from vitreous.training.plan import Plan
@@ -70,7 +73,8 @@ class TrainingLoop:
         self.control = TrainingRun(self)
         self.metric_loggers: list[MetricLogger] = []
         self.progress = RunProgress(micro_batch=engine.micro_batch)
-        self.eval_loss = Loss(engine.loss.sigmoid, engine.loss.classes)  # without smoothing and class weights
+        own = Loss(engine.loss.sigmoid, engine.loss.classes)  # without smoothing and class weights
+        self.eval_loss = engine.loss if isinstance(engine.loss, PatchLoss) else own
         self.window = LogWindow()
         self.bar_position = self.bar_numbers = ""  # shown next to the progress bar
 
@@ -280,7 +284,8 @@ class TrainingLoop:
                 self._raise_divergence(step, "loss" if not abs(loss) < inf else "gradient")
         images = len(rows) * plan.batch_size
         elapsed = time.perf_counter() - window.started
-        accuracy = None if plan.facts.multi_label else sum(right for _, right, _ in rows) / images
+        no_accuracy = plan.facts.multi_label or not self.engine.loss.classifies
+        accuracy = None if no_accuracy else sum(right for _, right, _ in rows) / images
         line = {
             "kind": "train",
             "step": self.progress.step,
@@ -372,6 +377,10 @@ class TrainingLoop:
     def _evaluate_model(self) -> Result:
         assert self.loaders.val is not None
         engine, device = self.engine, self.engine.device
+        if isinstance(engine.model, MaskedPatchModel) and isinstance(self.eval_loss, PatchLoss):
+            targets = patch_targets(self.plan.config, self.plan.model)
+            model, val = engine.model.eval(), self.loaders.val
+            return evaluate_patches(engine.predict, model, val, targets, self.eval_loss, self.world)
         scores = Scores(engine.loss.classes, self.plan.facts.multi_label, device, engine.loss.sigmoid)
         engine.model.eval()
         score(engine.predict, self.loaders.val, self.eval_loss, scores)
@@ -412,7 +421,7 @@ class TrainingLoop:
         model.report = initial_weights.origin_report(self.plan.facts.start, model.config)
         averaged = self.engine.ema.applied() if weights == "ema" and self.engine.ema is not None else nullcontext()
         with averaged, lora.merged_adapters(model):
-            save_model(model, path)
+            save_model(model.encoder() if isinstance(model, MaskedPatchModel) else model, path)
         self.progress.weights[path.name] = state.file_digest(path)
 
     def save_last_as_best(self) -> None:

@@ -33,6 +33,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "erase": (lambda x: 0 <= x <= 1, "a probability, 0 to 1"),
     "mixup": (lambda x: x >= 0, "0 or more"),
     "cutmix": (lambda x: x >= 0, "0 or more"),
+    "mask_ratio": (lambda x: 0 < x < 1, "a fraction of the patches, above 0 and below 1"),
     "dev_fraction": (lambda x: 0 < x < 1, "a fraction of the training images, above 0 and below 1"),
     "lr_candidates": (lambda x: len(x) > 1 and all(0 < rate < math.inf for rate in x), "two positive numbers or more"),
     "ema": (lambda x: 0 <= x < 1, "a decay, 0 to below 1"),
@@ -54,7 +55,7 @@ def check_config(config: TrainConfig, data: DataSet, world: World) -> None:
     best_by, classes = config.run.best_by, len(data.classes)
     if data.multi_label and best_by not in ("map", "loss"):
         raise VitreousError(f"best_by = {best_by!r}: images have several labels; use map or loss")
-    if not data.multi_label and (best_by == "map" or (best_by == "top5" and classes < 6)):
+    if data.classes and not data.multi_label and (best_by == "map" or (best_by == "top5" and classes < 6)):
         raise VitreousError(f"best_by = {best_by!r}: images have one of {classes} labels; use top1, balanced or loss")
     if config.reading.balanced and config.objective.class_weights == "balanced":
         raise VitreousError("balanced and class_weights: both compensate for rare classes; use one of them")

@@ -89,6 +89,10 @@ def outcome_sentence(outcome: Outcome, plan: Plan) -> str:
     result = outcome.result
     if result is None:
         return f"trained for {length}; there are no validation or test images to evaluate on"
+    if plan.config.masks_patches:
+        colours = "" if result.patch_accuracy is None else f" ({result.patch_accuracy:.1%} of the colours are right)"
+        images = f"{result.images:,} {outcome.split} images"
+        return f"loss {result.loss:.4f} of masked patches{colours} on {images}, after {length}"
     if result.interval is None or result.top1 is None:
         value = "no" if result.map is None else f"{result.map:.1%}"
         return f"{value} mean average precision on {result.images:,} {outcome.split} images, after {length}"

@@ -1,4 +1,4 @@
-"""Table 4 of the paper: steps and learning rates of fine-tuning, by data set."""
+"""Settings of the paper: Table 4 (steps and learning rates of fine-tuning, by data set), masked-patch pre-training."""
 
 import math
 from dataclasses import dataclass
@@ -25,4 +25,6 @@ TABLE_4 = (
     Table4Row(200_000, "CIFAR", 10_000, (0.001, 0.003, 0.01, 0.03), 0.02),
     Table4Row(math.inf, "ImageNet", 20_000, (0.003, 0.01, 0.03, 0.06), 0.01),
 )
+PAPER_MASKED_LR = 2e-4  # of Adam, appendix B.1.2
+PAPER_MASKED_WIDTH = 768  # of the model that it is for, B/16; smaller models learn faster with larger rates
 PAPER_WARMUP = 500  # steps, as in the official code; a tenth of shorter runs

@@ -23,6 +23,7 @@ from vitreous.training.defaults import Choice
 from vitreous.training.distributed import World
 from vitreous.training.facts import NO_PARTS, Facts, collect_facts
 from vitreous.training.initial_weights import InitialWeights
+from vitreous.training.masked_patches import check_options, prediction_bytes
 from vitreous.training.memory_estimate import estimate_training_memory
 from vitreous.training.optim import schedules
 from vitreous.training.optim.parameters import TrainablePart, trainable_part
@@ -66,7 +67,7 @@ class Plan:
     @property
     def parameters(self) -> int:
         """Number of parameters of the model."""
-        own = isinstance(self.model, CustomConfig)
+        own = isinstance(self.model, CustomConfig) or self.config.masks_patches
         return self.trainable.all_parameters if own else cost(cast(ViTConfig | BiTConfig, self.model)).parameters
 
     @property
@@ -103,6 +104,7 @@ def make_plan(
     `resumed`: all settings were chosen and checked when the run was started. `facts`: of these data, if known.
     `parts`: those of the user's own, if `facts` are not given.
     """
+    check_options(config)
     facts = collect_facts(data, start, parts) if facts is None else replace(facts, start=start)
     given = config
     config, choices = defaults.choose_defaults(config, facts)
@@ -173,7 +175,7 @@ def _check_buildable(config: TrainConfig, data: DataSet, model_config: AnyModelC
     build_run_loss(config, facts.parts, data.train.labels, data.multi_label, facts.classes, "cpu")
     # The user's own code may not run on the meta device.
     with torch.device("meta") if facts.parts.model is None else nullcontext():
-        model = build_initial_model(model_config, facts.parts, config.run.seed)
+        model = build_initial_model(model_config, facts.parts, config)
         lora.add_adapters_(model, config.finetuning)
         build_run_optimisers(model, options, facts.parts, fused=False)
     if config.finetuning.lora and not any(p.requires_grad for name, p in model.named_parameters() if "lora_" in name):
@@ -225,7 +227,8 @@ def _choose_micro_batch(
     copies = (3 if config.optimiser.optimiser == "sgd" else 4) + bool(config.optimiser.ema)
 
     def needed(count: int) -> int:
-        return estimate_training_memory(model, count, precision, copies, part)
+        predictions = count * prediction_bytes(config, model)
+        return estimate_training_memory(model, count, precision, copies, part) + predictions
 
     least = (2 if pairs else 1) if config.schedule.micro_batch is None else micro
     if needed(least) > free and device.type == "cpu":  # the system would kill the process without a message

@@ -12,6 +12,7 @@ from vitreous.data.dataset import DataSet, Source
 from vitreous.errors import format_count
 from vitreous.evaluation.extremes import Example
 from vitreous.models.custom import CustomConfig
+from vitreous.reports.masked_pictures import MaskedPicture
 from vitreous.reports.training_report import ExampleImage, TrainingReport, write_report
 from vitreous.training import comparison_run
 from vitreous.training.advice import Advice
@@ -41,8 +42,10 @@ def write_run_report(
     examples: tuple[list[Example], list[Example]],
     source: Source,
     advice: Sequence[Advice] = (),
+    masked: Sequence[MaskedPicture] = (),
 ) -> None:
-    """Write report.html. `examples`: the best and worst predictions, for images of `source`."""
+    """Write report.html. `examples`: the best and worst predictions, for images of `source`. `masked`: predictions of
+    masked patches."""
     description, records = directory.description(), directory.records()
     counts = [(f"{name} images", f"{len(part):,}") for name, part in data.splits.items()]
     best, worst = (_example_images(part, data, source) for part in examples)
@@ -63,11 +66,12 @@ def write_run_report(
             choices=[(c["field"], format_value(c["value"]), c["why"]) for c in description["choices"]],
             config=description["config"],
             environment=description["environment"],
-            data=[("source", description["data"]), *counts, ("split", data.split), ("classes", str(len(data.classes)))],
+            data=[("source", description["data"]), *counts, ("split", data.split), _classes(data)],
             notes=[*_notes(data, plan, directory, records), *run_notes],
             unreadable=len(_unreadable(directory)),
+            masked=masked,
             check_command=""
-            if description.get("data_in_memory")
+            if description.get("data_in_memory") or not data.classes
             else f"{program()} data {shlex.quote(description['data'])} --check",
             next_steps=_next_commands(plan, directory),
             advice=[(one.reason, one.command) for one in advice],
@@ -75,6 +79,10 @@ def write_run_report(
             runs=runs,
         ),
     )
+
+
+def _classes(data: DataSet) -> tuple[str, str]:
+    return ("classes", str(len(data.classes))) if data.classes else ("labels", "not used")
 
 
 def _notes(data: DataSet, plan: Plan, directory: RunDirectory, records: Sequence[dict[str, Any]]) -> list[str]:
@@ -105,6 +113,8 @@ def _next_commands(plan: Plan, directory: RunDirectory) -> list[str]:
     if isinstance(plan.model, CustomConfig):
         trust = " --trust-code" if is_import_path(plan.model.code) else ""
         return [f"{program()} predict PHOTO.jpg --model {run}{trust}"] if trust else []
+    if plan.config.masks_patches:
+        return [f"{program()} finetune LABELLED_PHOTOS --from {run}", f"{program()} inspect {run}"]
     return [
         f"{program()} info {run}",
         f"{program()} predict PHOTO.jpg --model {run}",

@@ -47,7 +47,7 @@ class RunRow:
     status: Status  # complete, running, interrupted, diverged (the loss was not finite) or damaged
     detail: str = ""  # how far an unfinished run is; what is wrong with a damaged one
     data: str = ""  # path or name that was trained on
-    metric: str = ""  # metric of the result: top1, or map for several labels per image
+    metric: str = ""  # metric of the result: top1, map for several labels per image, or loss without labels
     value: float | None = None  # value of that metric
     interval: tuple[float, float] | None = None  # 95% interval of `value`
     split: str = ""  # split that the result was measured on
@@ -211,9 +211,11 @@ def _result(values: dict[str, Any]) -> dict[str, Any]:
     result = values.get("result")
     if result is None:
         return {"detail": "no validation or test images"}
-    metric = "top1" if _number(result.get("top1")) is not None else "map"
+    known = [name for name in ("top1", "map") if _number(result.get(name)) is not None]
+    unlabelled = not known and result.get("per_class") == []  # masked-patch pre-training
+    metric = known[0] if known else "loss" if unlabelled else "map"
     value, images = _number(result.get(metric)), _integer(result.get("images"))
-    if value is None or not 0 <= value <= 1 or not images or images < 0:
+    if value is None or not (0 <= value <= 1 or metric == "loss") or not images or images < 0:
         raise VitreousError("result.json has no valid result")
     interval = wilson_interval(value, images) if metric == "top1" else None
     split = str(values.get("split") or "")
@@ -315,7 +317,8 @@ def _with_letters(rows: Sequence[RunRow]) -> list[RunRow]:
 
     def letter(row: RunRow) -> str:
         # Other images may have the same names.
-        key = (row.fingerprint or row.path, row.held_out, row.split, row.images, row.metric)
+        kind = [row.settings.get(name) for name in ("patch_target", "mask_ratio")] if row.metric == "loss" else []
+        key = (row.fingerprint or row.path, row.held_out, row.split, row.images, row.metric, *kind)
         return "" if row.value is None else letters.setdefault(key, _letter(len(letters)))
 
     return [replace(row, measured_on=letter(row)) for row in rows]
@@ -333,7 +336,8 @@ def _sort_key(sort: Sort) -> Callable[[RunRow], Any]:
         first: Any = ()
         match sort:
             case "accuracy":
-                first = (row.value is None, len(row.measured_on), row.measured_on, -(row.value or 0.0))
+                sign = 1 if row.metric == "loss" else -1
+                first = (row.value is None, len(row.measured_on), row.measured_on, sign * (row.value or 0.0))
             case "best":
                 sign = 1 if row.best_metric == "loss" else -1
                 first = (row.best_value is None, row.best_metric, sign * (row.best_value or 0.0))

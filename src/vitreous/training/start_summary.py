@@ -17,6 +17,7 @@ def print_start_summary(data: DataSet, plan: Plan, reporter: ProgressReporter) -
     config, parameters = plan.config, plan.parameters
     height, width = plan.size
     counts = ", ".join(f"{len(source):,} {name}" for name, source in data.splits.items())
+    classes = f"{len(data.classes):,} classes" if data.classes else "used without labels"
     colours = "grey" if plan.model.channels == 1 else "RGB"
     trained = plan.trainable.parameters
     trained_text = "" if trained == parameters else f", of which {trained:,} are trained"
@@ -25,9 +26,10 @@ def print_start_summary(data: DataSet, plan: Plan, reporter: ProgressReporter) -
     steps = f"{plan.steps:,} step{'' if plan.steps == 1 else 's'}"
     reporter.table(
         [
-            ("data", f"{data.name}: {counts} images, {len(data.classes):,} classes ({data.split or 'no validation'})"),
+            ("data", f"{data.name}: {counts} images, {classes} ({data.split or 'no validation'})"),
             ("model", f"{describe_model(plan)}: {parameters:,} parameters{trained_text}, {height} x {width} {colours}"),
             *([("weights", f"start from {describe_initial_weights(plan)}")] if plan.facts.start else []),
+            *([("objective", _describe_masking(plan))] if config.masks_patches else []),
             *([("code", own)] if (own := _own_code(plan)) else []),
             ("run", f"{steps} of {plan.batch_size:,} images ({config.schedule.duration}), {passes_text}"),
             *([("time", f"about {format_duration(plan.seconds)}; --budget changes it")] if plan.seconds else []),
@@ -40,6 +42,16 @@ def print_start_summary(data: DataSet, plan: Plan, reporter: ProgressReporter) -
         reporter.print("\nchosen from the data:", style="bold")
         reporter.table([(c.field, format_value(c.value), c.why) for c in plan.choices])
         reporter.print("")
+
+
+def _describe_masking(plan: Plan) -> str:
+    objective = plan.config.objective
+    target = {
+        "colour": "the mean colour (3 bits per channel)",
+        "colours": "4 x 4 colours (3 bits per channel)",
+        "pixels": "all pixels (squared error)",
+    }[objective.patch_target]
+    return f"{target} of masked patches; {100 * objective.mask_ratio:g}% of the patches are corrupted"
 
 
 def _own_code(plan: Plan) -> str:
@@ -75,7 +87,8 @@ def describe_initial_weights(plan: Plan) -> str:
     change = (
         " (the default for few images; --from none: random weights, --from WEIGHTS: other weights)" if default else ""
     )
-    return f"{plan.facts.start.name} with a new head for {plan.facts.classes:,} classes{conversion}{change}"
+    head = f"with a new head for {plan.facts.classes:,} classes" if plan.facts.classes else "without a head"
+    return f"{plan.facts.start.name} {head}{conversion}{change}"
 
 
 def format_value(value: Any) -> str:

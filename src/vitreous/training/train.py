@@ -99,7 +99,7 @@ def train(
         raise VitreousError("out: give a run directory, since several processes train together and write to one")
     code = describe_user_code(data, callbacks, config, objects)
     with run_settings(config.run.device, config.run.deterministic):
-        opened = open_data(data, config.reading, reporter.bar)
+        opened = open_data(data, config.data_reading, reporter.bar)
         directory = RunDirectory.for_new_run(config.run.out, opened.name, overwrite)
         return _start(opened, code, config, directory, reporter, world)
 
@@ -143,7 +143,7 @@ def resume(
         return _nothing_to_do(directory, reporter)
     with directory.locked(world.is_main), run_settings(config.run.device, config.run.deterministic):
         code = restore_user_code(directory, description, data, callbacks, config, objects, reporter)
-        opened = open_data(code.data, config.reading, reporter.bar)
+        opened = open_data(code.data, config.data_reading, reporter.bar)
         return _continue(opened, code, config, directory, reporter, world)
 
 

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from vitreous.data.dataset import DataSet
 from vitreous.errors import VitreousError
+from vitreous.models.masked import patch_tensors
 from vitreous.training import legs, lora, state
 from vitreous.training.engine import BatchPreparation, Engine
 from vitreous.training.final_evaluation import finish_run
 from vitreous.training.loaders import RunLoaders
 from vitreous.training.loop import TrainingLoop
+from vitreous.training.masked_patches import patch_targets
 from vitreous.training.metric_loggers import MetricLogger, TensorBoardLogger, WandbLogger
 from vitreous.training.optim.ema import Ema
 from vitreous.training.outcome import Outcome
@@ -34,9 +36,10 @@ def build_engine(data: DataSet, plan: Plan, loaders: RunLoaders, weights: State 
     seed(config.run.seed, plan.device)
     parts = plan.facts.parts
     # Initialised on the CPU, so that all devices start from the same weights.
-    model = build_initial_model(plan.model, parts, config.run.seed)
+    model = build_initial_model(plan.model, parts, config)
     if weights:
-        model.load_state_dict(weights)
+        missing = patch_tensors(model.state_dict())  # weights of another pre-training do not have these
+        model.load_state_dict({**missing, **weights})
         weights.clear()
     lora.add_adapters_(model, config.finetuning)
     model.preprocessing, model.labels, model.multi_label = plan.preprocessing, data.classes, data.multi_label
@@ -46,7 +49,15 @@ def build_engine(data: DataSet, plan: Plan, loaders: RunLoaders, weights: State 
     engine = Engine(
         model,
         loss,
-        BatchPreparation(loaders.train.cropper, config.augmentation, mean, std, loss, user_augment(config, parts)),
+        BatchPreparation(
+            loaders.train.cropper,
+            config.augmentation,
+            mean,
+            std,
+            loss,
+            user_augment(config, parts),
+            patch_targets(config, plan.model) if config.masks_patches else None,
+        ),
         build_run_optimisers(model, config.optimiser, parts),
         Ema(model, config.optimiser.ema) if config.optimiser.ema else None,
         config.optimiser.clip,

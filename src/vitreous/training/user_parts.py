@@ -22,6 +22,7 @@ from vitreous.models.standard import difference
 from vitreous.models.vit import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.training.config import Optimiser, TrainConfig
+from vitreous.training.masked_patches import build_masked_model, patch_loss
 from vitreous.training.optim.losses import Loss, build_loss
 from vitreous.training.optim.optimisers import Optimisers, build_optimisers
 from vitreous.training.optim.user_loss import build_user_loss
@@ -154,18 +155,22 @@ def parts_in_memory(config: TrainConfig) -> list[str]:
     return [name for name in PARTS if values[name] is not None and is_object_text(values[name])]
 
 
-def build_initial_model(config: AnyModelConfig, parts: UserParts, seed: int) -> AnyModel:
+def build_initial_model(model: AnyModelConfig, parts: UserParts, config: TrainConfig) -> AnyModel:
     """Build the model of a run."""
+    if config.masks_patches:
+        return build_masked_model(config, model)
     if parts.model is not None:
-        return parts.model.build(config, seed)
-    assert not isinstance(config, CustomConfig)
-    return build_model(config)
+        return parts.model.build(model, config.run.seed)
+    assert not isinstance(model, CustomConfig)
+    return build_model(model)
 
 
 def build_run_loss(
     config: TrainConfig, parts: UserParts, labels: Tensor, multi_label: bool, classes: int, device: torch.device | str
 ) -> Loss:
     """Return the loss of a run, for training images with these labels."""
+    if config.masks_patches:
+        return patch_loss(config)
     if parts.loss is None:
         return build_loss(config.objective, labels, classes, device)
     return build_user_loss(

@@ -18,7 +18,7 @@ from vitreous.weights.tensor_map import DialectTensor
 from vitreous.weights.tensors import Tensors
 
 CONFIG_CLASSES: dict[str, Any] = {"vit": ViTConfig, "bit": BiTConfig}
-EXTRAS = ("mask_token",)
+EXTRAS = ("mask_token", "patch_head.weight", "patch_head.bias")
 CUSTOM = "custom"  # kind of a model of the user's own, see custom.py
 
 

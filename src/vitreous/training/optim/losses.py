@@ -32,6 +32,7 @@ class Loss:
     smoothing: float = 0.0
     weights: Tensor | None = None
     positive_weights: Tensor | None = None
+    classifies: bool = True  # whether predictions are classes, so that they have an accuracy
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         logits = logits.float()
@@ -49,6 +50,13 @@ class Loss:
             logits, smooth, pos_weight=self.positive_weights, reduction="none"
         ).sum(1)
         return losses if self.weights is None else losses * (targets * self.weights).sum(1)
+
+    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """For each image, whether its class is predicted correctly; zeros for several labels."""
+        if targets.dtype == torch.bool:  # a prediction is not simply right or wrong
+            return torch.zeros(len(targets), device=logits.device)
+        truth = targets if targets.ndim == 1 else targets.argmax(1)
+        return logits.argmax(1) == truth
 
     def dense_targets(self, labels: Tensor) -> Tensor:
         """Targets (B, classes) in float32, for mixing. Without label smoothing, which is applied by the loss."""

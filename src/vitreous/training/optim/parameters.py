@@ -16,8 +16,16 @@ from vitreous.models.custom import CustomModel
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 UNIT = re.compile(r"backbone\.stages\.(\d+)\.(\d+)\.")
 MATRIX = re.compile(r"blocks\.\d+\.(?:attn\.(qkv|proj)|mlp\.(fc1|fc2))\.weight")
-VIT_START: tuple[str, ...] = ("patch_embed", "cls_token", "reg_token", "backbone", "pos_embed", "rel_pos_embed")
-VIT_END: tuple[str, ...] = ("norm", "fc_norm", "attn_pool", "pre_logits", "head")
+VIT_START: tuple[str, ...] = (
+    "patch_embed",
+    "cls_token",
+    "reg_token",
+    "backbone",
+    "pos_embed",
+    "rel_pos_embed",
+    "mask_token",
+)
+VIT_END: tuple[str, ...] = ("norm", "fc_norm", "attn_pool", "pre_logits", "head", "patch_head")
 BIT_START, BIT_END = ("backbone.stem",), ("backbone.norm", "head")
 
 

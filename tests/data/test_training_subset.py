@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runs import config, draw_folder
 from vitreous import VitreousError, train
 from vitreous.data.open_data import open_data
-from vitreous.data.options import Reading
+from vitreous.data.options import Reading, UnlabelledReading
 from vitreous.data.splits import training_subset
 
 FRACTIONS = st.lists(st.floats(0.05, 1.0), min_size=2, max_size=5)
@@ -77,6 +77,15 @@ def test_labels_of_selected_classes(tmp_path: Path) -> None:
     assert data.train.labels.bincount().tolist() == [12, 12]
     for i in range(len(data.train)):
         assert Path(data.train.name(i)).parent.name == data.classes[data.train.labels[i]]
+
+
+def test_images_without_labels() -> None:
+    """The same images as with labels."""
+    labelled, plain = (open_data("digits", kind(train_fraction=0.1)) for kind in (Reading, UnlabelledReading))
+    assert [plain.train.name(i) for i in range(len(plain.train))] == [
+        labelled.train.name(i) for i in range(len(labelled.train))
+    ]
+    assert plain.classes == ()
 
 
 def test_a_run_states_and_keeps_its_subset(tmp_path: Path) -> None:

@@ -292,14 +292,11 @@ def _to_dataset(raw: RawDataset, reading: Reading) -> DataSet:
     stored = {name: source for name, source in raw.splits.items() if len(source)}
     held_out, how = _hold_out(stored, reading, notes)
     splits = {**stored, **held_out}
-<<<<<<< HEAD
     if reading.train_fraction is not None:
         splits["train"] = _part_of(splits["train"], bool(held_out), reading, notes)
-=======
     labelled = not isinstance(reading, UnlabelledReading)
     if not labelled:
         splits = {name: without_labels(source) for name, source in splits.items()}
->>>>>>> main
     return DataSet(
         raw.name,
         raw.classes if labelled else (),

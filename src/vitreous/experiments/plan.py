@@ -15,7 +15,7 @@ from vitreous.experiments.grid.cell_runs import CellTask
 from vitreous.experiments.grid.sweep import cell_devices
 from vitreous.experiments.grid.work import cell_model, images_seen
 from vitreous.experiments.options import ReproduceOptions
-from vitreous.experiments.reproduce import check_options, plan_sweep
+from vitreous.experiments.reproduce import check_reproduce_options, plan_sweep
 from vitreous.models.cost import cost
 from vitreous.models.resnet import BiTConfig
 from vitreous.models.vit import ViTConfig
@@ -86,7 +86,7 @@ class GridPlan:
 
 def plan_grid(names: Sequence[str], options: ReproduceOptions, reporter: ProgressReporter) -> GridPlan:
     """Plan the grid of some experiments. The speed of every model is measured; nothing is trained or written."""
-    options = check_options(options)
+    options = check_reproduce_options(options)
     _, sweep = plan_sweep(names, options, reporter)
     sweep.find_stored()
     device = pick_device(options.device)

@@ -108,7 +108,7 @@ def _as_text(value: Any) -> Any:
     return tuple(map(_as_text, value)) if isinstance(value, list | tuple) else value
 
 
-def check_options(options: ReproduceOptions) -> ReproduceOptions:
+def check_reproduce_options(options: ReproduceOptions) -> ReproduceOptions:
     """Check types and values, and make paths absolute."""
     for field in dataclass_fields(ReproduceOptions):
         value = getattr(options, field.name)
@@ -132,7 +132,7 @@ def reproduce_all(
 ) -> list[ExperimentResult]:
     """Run several experiments. Cells that they share run once, and cells of all of them run side by side."""
     refuse_during_import("vitreous.reproduce")
-    options = check_options(options)
+    options = check_reproduce_options(options)
     refuse_in_new_process("reproduce")
     require_matplotlib()
     device, out = pick_device(options.device), Path(options.out)

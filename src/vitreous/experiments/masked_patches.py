@@ -50,7 +50,7 @@ class MaskedPatchExperiment(Experiment):
             for name, fields in VARIANTS.items():
                 starts[name] = supervised.with_(objective="masked-patches", **WITHOUT_LABELS, **fields)
             for name, config in starts.items():
-                before = Cell({"stage": "pre-training", "pre-training": name}, fewshot(setting), seed, config)
+                before = Cell({"stage": "pre-training", "pre-training": name}, fewshot_measures(setting), seed, config)
                 tuned = setting.finetuning(seed, size)
                 factors: dict[str, str | int | float] = {"stage": "fine-tuning", "pre-training": name}
                 cells += [before, Cell(factors, (ValidationAccuracy(TUNED),), seed, tuned, before, data)]
@@ -97,7 +97,7 @@ class MaskedPatchExperiment(Experiment):
         return dot_rows(rows, "accuracy after fine-tuning (%)", paper, "paper: B/16 on ImageNet (%)")
 
 
-def fewshot(setting: Setting) -> tuple[FewShotAccuracy, ...]:
+def fewshot_measures(setting: Setting) -> tuple[FewShotAccuracy, ...]:
     """What is measured on the pre-trained models: they have no classes."""
     return tuple(one for one in setting.measures() if isinstance(one, FewShotAccuracy))
 

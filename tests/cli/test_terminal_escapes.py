@@ -131,7 +131,7 @@ COMMANDS: dict[str, tuple[tuple[object, ...], int]] = {
     "recipes": (("recipes", NAME), 2),
     "reproduce": (("reproduce", NAME), 2),
     "config file": (("train", "--config", f"config{NAME}.toml", "--print-config"), 2),
-    "sweep": (("sweep", DATA, "--grid", f"model={NAME},Ti/16", "--out", f"sweep{NAME}", *CPU), 2),
+    "sweep": (("sweep", DATA, "--grid", f"model={NAME},Ti/16", "--epochs", 1, "--out", f"sweep{NAME}", *CPU), 2),
     "reproduce a result": (("reproduce", "--from", f"result{NAME}.json", "--out", f"out{NAME}"), 2),
 }
 NAMED = ("train", "finetune", "data", "predict", "inspect", "evaluate", "features", "compare", "bench", "info")

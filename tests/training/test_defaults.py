@@ -241,7 +241,14 @@ def test_vit_settings_for_a_resnet_are_an_error() -> None:
             make_model_config(config, SETS["cifar"])
 
 
-@pytest.mark.parametrize("model", [None, "S/16", "R50+B/16"])
+def test_a_stem_is_that_of_the_resnet_of_a_hybrid() -> None:
+    config, _ = choose_defaults(TrainConfig().with_(model="R50+B/16", stem="small"), SETS["cifar"])
+    model = make_model_config(config, SETS["cifar"])
+    assert model.backbone is not None
+    assert model.backbone.stem == "small"
+
+
+@pytest.mark.parametrize("model", [None, "S/16"])
 def test_a_stem_for_a_vit_is_an_error(model: str | None) -> None:
     def make() -> Any:
         config, _ = choose_defaults(TrainConfig().with_(model=model, stem="small"), SETS["cifar"])

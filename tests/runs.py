@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 import command
+import forked
 from vitreous import TrainConfig
 
 COLOURS = {"rot": (200, 60, 50), "grün": (60, 180, 70), "blau": (50, 80, 200)}
@@ -36,9 +37,13 @@ def draw_folder(root: Path, images: int = 24, side: int = 20) -> Path:
     return root
 
 
-def start(*arguments: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    """Start a command in its own process, which can be killed."""
+def start(*arguments: object, cwd: Path, start_new_session: bool = False, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in its own process, which can be killed. `options`: of `subprocess.Popen`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if not options and hasattr(os, "fork"):
+        process: Any = forked.start([str(argument) for argument in arguments], cwd, environment, start_new_session)
+        return process  # type: ignore[no-any-return]
+    options["start_new_session"] = start_new_session
     typed = [sys.executable, "-m", "vitreous", *map(str, arguments)]
     return subprocess.Popen(
         typed, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options

@@ -1,5 +1,5 @@
-"""Start `python -m vitreous` as a real process, forked from one that has already imported torch. Each saves about 2.5 s of
-CPU time. The process has its own working directory, environment, streams, session and default signal handlers."""
+"""Start `python -m vitreous` as a real process, forked from one that has imported torch: 2.5 s of CPU time less each.
+The process has its own working directory, environment, streams, session and default signal handlers."""
 
 import atexit
 import json

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import vitreous
 from vitreous.errors import VitreousError
 from vitreous.training.callbacks import Callback, TrainingRun
 from vitreous.training.optim.user_optimiser import UserOptimisers
+from vitreous.weights.containers import write_tensors
 from vitreous.weights.safetensors_file import SafetensorsFile
 
 IMAGES = np.random.default_rng(0).integers(0, 255, (48, 8, 8), dtype=np.uint8)
@@ -296,6 +298,7 @@ class NeedsMore(Plain):
         ({"optimiser": radam, "betas": (0.9, 0.9)}, "betas: is not passed"),
         ({"augment": lambda images: images[:, :, :4]}, "expected images"),
         ({"augment": lambda images: images.byte()}, "expected images"),
+        ({"augment": "noise"}, "augment = 'noise': expected code of your own, file.py:NAME"),
         ({"augment": "missing.py:noise"}, "missing.py: there is no such file"),
     ],
 )
@@ -318,15 +321,16 @@ class Odd(torch.optim.SGD):
 
 def test_the_state_of_an_optimiser_is_saved_without_pickle_or_refused(tmp_path: Path) -> None:
     p = nn.Parameter(torch.ones(3))
-    value = {"numbers": (1, 2.5, None, True), 7: [torch.arange(3.0)]}
+    value = {"numbers": (1, 2.5, None, True), "bound": -math.inf, 7: [torch.arange(3.0)]}
     optimiser = Odd([{"params": [p], "initial_lr": 0.1}], lr=0.1)
     optimiser.state[p] = {"own": value}
     packed, found = UserOptimisers(optimiser, [p], "odd").packed_state()
-    packed = json.loads(json.dumps(packed))
+    assert "Infinity" not in packed
     other = UserOptimisers(Odd([{"params": [p], "initial_lr": 0.1}], lr=0.2), [p], "odd")
     other.restore_state(packed, found)
     restored = other.optimiser.state[p]["own"]
     assert restored["numbers"] == (1, 2.5, None, True)
+    assert restored["bound"] == -math.inf
     assert torch.equal(restored[7][0], torch.arange(3.0))
     assert other.optimiser.param_groups[0]["lr"] == 0.1
     optimiser.state[p] = {"own": ["text"]}  # torch's load_state_dict does not restore texts in lists
@@ -347,3 +351,67 @@ def test_learning_rate_search_with_own_parts(tmp_path: Path) -> None:
     assert config["config"]["lr"] in (1e-3, 1e-2)
     assert config["config"]["model"] == "<Plain object>"
     assert len(config["rates"]) == 2
+
+
+class Tied(nn.Module):
+    """Two names for one parameter, and a buffer of integers."""
+
+    def __init__(self, num_classes: int):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(64, num_classes)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return self.last(self.second(self.first(images.flatten(1)).relu()).relu())
+
+
+def test_tied_weights_and_integer_buffers_are_saved_and_continue(tmp_path: Path) -> None:
+    vitreous.train(DATA, out=tmp_path / "whole", callbacks=[Callback()], model=Tied, **RUN)
+    run = interrupted(tmp_path / "part", model=Tied, **RUN)
+    vitreous.resume(run, data=DATA, callbacks=[StopOnce()], quiet=True)
+    assert_same(tmp_path / "whole", run)
+    model = vitreous.load(run, model=Tied)
+    assert model.module.first.weight is model.module.second.weight
+    assert tensors(run)["steps"] == 6
+
+
+SOURCE = "from test_user_parts import Net as Base\nclass Net(Base):\n    scale = 1\n"
+
+
+def test_a_changed_source_file_is_noted_when_a_run_is_evaluated(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(SOURCE)
+    vitreous.train(DATA, out=tmp_path / "run", model=f"{file}:Net", **RUN)
+    before = vitreous.predict(tmp_path / "run", IMAGES[0], trust_code=True, quiet=True)
+    assert not [note for note in before.notes if "changed" in note]
+    file.write_text(SOURCE.replace("1", "2"))
+    after = vitreous.predict(tmp_path / "run", IMAGES[0], trust_code=True, quiet=True)
+    assert [note for note in after.notes if "net.py has changed since the run was started" in note]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": {}},
+        {"config": {"code": "a.py:Net", "num_classes": "two", "channels": 1, "image_size": 8}},
+        {"config": {"code": "a.py:Net", "num_classes": 2, "channels": 1, "image_size": [8, "x"]}},
+        {"config": {"code": "a.py:Net", "num_classes": 2, "channels": 10**9, "image_size": 8}},
+        {"config": {"code": None, "num_classes": -1, "channels": 1, "image_size": 8}},
+        {"labels": ["a", "b", "c"]},
+        {"labels": [1, 2]},
+        {"preprocessing": {"size": "large"}},
+    ],
+)
+def test_damaged_metadata_of_an_own_model_is_an_error(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = {"code": "a.py:Net", "num_classes": 2, "channels": 1, "image_size": 8}
+    metadata = {"model": "custom", "config": config, "preprocessing": None, "labels": None, **changes}
+    path = tmp_path / "own.safetensors"
+    write_tensors(path, Net(2).state_dict(), {"format": "pt", "vitreous": json.dumps(metadata)})
+    with pytest.raises(VitreousError):
+        vitreous.load(path, model=Net)
+    with pytest.raises(VitreousError):
+        vitreous.load(path)

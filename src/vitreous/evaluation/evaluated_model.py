@@ -10,7 +10,13 @@ from pathlib import Path
 import torch
 
 from vitreous.errors import VitreousError
-from vitreous.evaluation.training_images import SeenImages, describe_selection, training_images_of, user_model_of
+from vitreous.evaluation.training_images import (
+    SeenImages,
+    changed_user_code,
+    describe_selection,
+    training_images_of,
+    user_model_of,
+)
 from vitreous.models import zoo
 from vitreous.models.custom import CustomModel
 from vitreous.models.resnet import BiT
@@ -81,7 +87,8 @@ def open_model(
                 raise VitreousError(f"{name}: cannot be given for a model of your own, as {text} is")
         custom = load(source, model=code, device=device)
         seen, selection = training_images_of(source), describe_selection(source)
-        return EvaluatedModel(display_name(text), custom, (), seen, selection, seen is None)
+        notes = changed_user_code(source)  # after the import: modules are known then
+        return EvaluatedModel(display_name(text), custom, notes, seen, selection, seen is None)
     if not text.startswith(RANDOM_PREFIX):
         model = load(source, heads=heads, device=device, preprocessing=preprocessing)
         notes = tuple(model.report.notes) if model.report else ()

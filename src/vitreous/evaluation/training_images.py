@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.data.digests import UNREADABLE
 from vitreous.errors import VitreousError
-from vitreous.utils.import_path import is_import_path
+from vitreous.utils.import_path import is_import_path, source_digest
 from vitreous.utils.json_files import read_json
 from vitreous.weights.containers import write_tensors
 from vitreous.weights.model_info import tensors_digest
@@ -130,6 +130,16 @@ def user_model_of(model: str | os.PathLike[str]) -> str | None:
     folder = run_directory_of(model)
     code = None if folder is None else _read_config(folder).get("model")
     return code if isinstance(code, str) and is_import_path(code) else None
+
+
+def changed_user_code(model: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return notes on files with code of the run of a model that have changed since the run was started."""
+    folder = run_directory_of(model)
+    digests = None if folder is None else read_json(folder / "config.json").get("code_digests")
+    if not isinstance(digests, dict):
+        return ()
+    changed = dict.fromkeys(path.rpartition(":")[0] for path, old in digests.items() if source_digest(path) != old)
+    return tuple(f"{path} has changed since the run was started: the results may differ" for path in changed)
 
 
 def run_split_options(model: str | os.PathLike[str]) -> dict[str, Any]:

@@ -324,7 +324,8 @@ def check_choice(name: str, value: str) -> None:
         return
     near = get_close_matches(value, CHOICES[name], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    expected = f"one of {', '.join(map(repr, CHOICES[name]))}, or code of your own, file.py:NAME{hint}"
+    names = f"one of {', '.join(map(repr, CHOICES[name]))}, or " if CHOICES[name] else ""
+    expected = f"{names}code of your own, file.py:NAME{hint}"
     raise VitreousError(f"{name} = {brief(value)}: expected {expected}")
 
 

@@ -33,7 +33,7 @@ class RunProgress:
     lr_scale: float = 1.0  # factor of the learning rate, set by a callback
     stop_reason: str = ""  # why a callback stopped the run
     callbacks: list[dict[str, Any]] = field(default_factory=list)  # state of each callback
-    optimiser: Any = None  # state of an optimiser of the user's own, without its tensors
+    optimiser: str = ""  # state of an optimiser of the user's own, as JSON, without its tensors
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunProgress:

@@ -36,7 +36,8 @@ def _read(tensors: Tensors, hints: Hints) -> ParsedCheckpoint:
     if metadata.get("model") == CUSTOM:
         raise VitreousError(
             f"it holds the weights of a model of your own, {brief(metadata['config'].get('code'))}; loading it runs"
-            " that code: vitreous.load(FILE, model=...), or --trust-code for predict, evaluate and features"
+            " that code: vitreous.load(FILE, model=...), or predict, evaluate and features of its run directory with"
+            " --trust-code"
         )
     config = config_from_json(metadata.get("model"), metadata["config"])
     layers = config.depth if isinstance(config, ViTConfig) else sum(config.blocks)

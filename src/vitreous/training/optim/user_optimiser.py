@@ -5,6 +5,8 @@ The state is that of its `state_dict`: tensors go to the tensors of a saved stat
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,9 +21,10 @@ from vitreous.training import config
 from vitreous.training.optim.optimisers import Optimisers
 from vitreous.training.optim.parameters import freeze_, layer_decay_factors, lr_factors, takes_weight_decay
 from vitreous.utils.import_path import run_user_code
+from vitreous.utils.json_files import MAX_JSON_BYTES
 
 OTHERS_OPTIONS = ("muon_lr", "momentum", "muon_momentum", "betas")  # options of the optimisers of Vitreous
-TENSOR, TUPLE, KEYS = "tensor", "tuple", "keys"  # marks of values in JSON that are not JSON
+TENSOR, TUPLE, KEYS, FLOAT = "tensor", "tuple", "keys", "float"  # marks of values in JSON that are not JSON
 
 
 class UserOptimisers(Optimisers):
@@ -37,20 +40,23 @@ class UserOptimisers(Optimisers):
     def state_tensors(self, names: Mapping[Tensor, str]) -> dict[str, Any]:
         return dict(self.packed_state()[1])
 
-    def packed_state(self) -> tuple[Any, dict[str, Tensor]]:
-        """The state as JSON, and its tensors by name."""
+    def packed_state(self) -> tuple[str, dict[str, Tensor]]:
+        """The state as JSON without line breaks, and its tensors by name."""
         tensors: dict[str, Tensor] = {}
-        return self._pack(self.optimiser.state_dict(), "", tensors), tensors
+        packed = json.dumps(self._pack(self.optimiser.state_dict(), "", tensors), separators=(",", ":"))
+        if 2 * len(packed) > MAX_JSON_BYTES:  # quotes are escaped in progress.json, which is not read if it is larger
+            raise VitreousError(f"optimiser {self.code}: the description of its state is too long to be saved")
+        return packed, tensors
 
-    def stored_tensors(self, packed: Any) -> dict[str, Tensor]:
+    def stored_tensors(self, packed: str) -> dict[str, Tensor]:
         """Empty tensors for those of a saved state."""
         found: dict[str, Tensor] = {}
-        _collect(packed, found)
+        _collect(json.loads(packed), found)
         return found
 
-    def restore_state(self, packed: Any, tensors: Mapping[str, Tensor]) -> None:
+    def restore_state(self, packed: str, tensors: Mapping[str, Tensor]) -> None:
         """Restore the result of `packed_state`, and check that the optimiser has taken it exactly."""
-        run_user_code(f"optimiser {self.code}", self.optimiser.load_state_dict, _unpack(packed, tensors))
+        run_user_code(f"optimiser {self.code}", self.optimiser.load_state_dict, _unpack(json.loads(packed), tensors))
         again, restored = self.packed_state()
         same = again == packed and restored.keys() == tensors.keys()
         if not same or not all(torch.equal(restored[name].cpu(), value) for name, value in tensors.items()):
@@ -60,8 +66,10 @@ class UserOptimisers(Optimisers):
             )
 
     def _pack(self, value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-        if value is None or type(value) in (bool, int, float, str):
+        if value is None or type(value) in (bool, int, str):
             return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {FLOAT: repr(value)}
         if type(value) in (Tensor, nn.Parameter):
             tensors[name] = value.detach()
             kind = str(value.dtype).removeprefix("torch.")
@@ -96,6 +104,8 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
         return packed
     if TENSOR in packed:
         return tensors[packed[TENSOR]].clone()
+    if FLOAT in packed:
+        return float(packed[FLOAT])
     if TUPLE in packed:
         return tuple(_unpack(packed[TUPLE], tensors))
     return {key: _unpack(item, tensors) for key, item in packed[KEYS]}
